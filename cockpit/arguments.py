@@ -1,0 +1,174 @@
+"""Reads and checks what the user hands over."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cockpit.errors import InvalidArgument, InvalidType
+from cockpit.quantities import Quantity
+
+
+def read_parameters(params: Any) -> tuple[dict[str, nn.Parameter], nn.Module | None]:
+    """Return the tracked parameters by name, and the model if that was given.
+
+    Raises:
+        InvalidType: if something is no parameter.
+        InvalidArgument: if there is none, or one given by itself does not require a gradient.
+    """
+    if isinstance(params, nn.Module):
+        return _of_module(params), params
+    if isinstance(params, Tensor | str | Mapping) or not isinstance(params, Iterable):
+        raise InvalidType(
+            f"Cockpit takes a torch.nn.Module, an iterable of parameters, or of (name, parameter) pairs, got "
+            f"{_kind(params)}. Pass the model itself: Cockpit(model, ...)."
+        )
+    named: dict[str, nn.Parameter] = {}
+    for position, entry in enumerate(params):
+        pair = isinstance(entry, tuple) and len(entry) == 2
+        name, parameter = entry if pair else (f"parameter{position}", entry)
+        if not isinstance(parameter, Tensor):
+            raise InvalidType(
+                f"Cockpit takes a torch.nn.Module, an iterable of parameters, or of (name, parameter) pairs; entry "
+                f"{position} is {_kind(parameter)}. Pass the model itself: Cockpit(model, ...)."
+            )
+        if not parameter.requires_grad:
+            raise InvalidArgument(
+                f"Parameter {name!r} of shape {list(parameter.shape)} has requires_grad=False, so no gradient can be "
+                "tracked for it. Leave it out, or pass the model itself, whose frozen parameters are left out by "
+                "themselves."
+            )
+        named[str(name)] = parameter
+    if not named:
+        raise InvalidArgument(
+            "Cockpit got no parameters: the iterable is empty. An iterator such as model.parameters() can be read only "
+            "once; pass the model itself: Cockpit(model, ...)."
+        )
+    return named, None
+
+
+def _of_module(model: nn.Module) -> dict[str, nn.Parameter]:
+    everything = dict(model.named_parameters())
+    if not everything:
+        raise InvalidArgument(
+            f"{type(model).__name__} has no parameters, so there is nothing to track. If they are created in the first "
+            "forward pass, run one before Cockpit(model, ...)."
+        )
+    named = {name: p for name, p in everything.items() if p.requires_grad}
+    if not named:
+        raise InvalidArgument(
+            f"None of the {len(everything)} parameters of {type(model).__name__} requires a gradient, so there is "
+            "nothing to track. Set requires_grad=True on those that are trained before Cockpit(model, ...)."
+        )
+    return named
+
+
+def read_quantity(quantity: Any) -> Quantity:
+    """Return a quantity, or say why it is none.
+
+    Raises:
+        InvalidType: if it is none.
+    """
+    if isinstance(quantity, Quantity):
+        return quantity
+    if isinstance(quantity, type) and issubclass(quantity, Quantity):
+        name = quantity.__name__
+        raise InvalidType(f"{name} is a class; give an instance of it: {name}().")
+    raise InvalidType(
+        f"Cockpit takes quantities, that is, instances of cockpit.quantities.Quantity such as NormTest(), got "
+        f"{_kind(quantity)}."
+    )
+
+
+def read_optimizers(optimizer: Any) -> list[Any]:
+    """Return the optimizers as a list.
+
+    Raises:
+        InvalidType: if one is no optimizer.
+    """
+    if optimizer is None:
+        return []
+    optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    for one in optimizers:
+        if not hasattr(one, "step") or not hasattr(one, "param_groups"):
+            raise InvalidType(
+                f"optimizer must be a torch.optim.Optimizer or a list of them, got {_kind(one)}."
+            )
+    return optimizers
+
+
+def read_step(global_step: Any) -> int:
+    """Return the number of a step.
+
+    Raises:
+        InvalidType: if it is no integer.
+        InvalidArgument: if it is negative.
+    """
+    try:
+        step = operator.index(global_step)
+    except TypeError:
+        raise InvalidType(
+            f"The global step must be an integer, got {_kind(global_step)}. Count the updates from 0."
+        ) from None
+    if step < 0:
+        raise InvalidArgument(f"The global step must be at least 0, got {step}.")
+    return step
+
+
+def read_loss(loss: Any) -> Tensor | None:
+    """Return the loss as a tensor with no dimensions, in its graph.
+
+    Raises:
+        InvalidType: if it is no number.
+        InvalidArgument: if it has several elements.
+    """
+    if loss is None:
+        return None
+    if isinstance(loss, int | float):
+        return torch.tensor(float(loss))
+    if not isinstance(loss, Tensor):
+        raise InvalidType(
+            f"'loss' must be the tensor on which backward() is called, got {_kind(loss)}."
+        )
+    if loss.numel() != 1:
+        raise InvalidArgument(
+            f"'loss' must have one element, got a tensor of shape {list(loss.shape)}. Pass the scalar on which "
+            "backward() is called, for example losses.mean(), and the losses of the samples as 'individual_losses'."
+        )
+    return loss
+
+
+def read_individual_losses(losses: Any, batch_size: int | None) -> Tensor | None:
+    """Return the losses of the samples.
+
+    Raises:
+        InvalidType: if they are no tensor.
+        InvalidArgument: if there is not one for each sample.
+    """
+    if losses is None:
+        return None
+    if not isinstance(losses, Tensor):
+        raise InvalidType(
+            f"'individual_losses' must be a tensor with the loss of every sample, got {_kind(losses)}."
+        )
+    if losses.dim() != 1:
+        raise InvalidArgument(
+            f"'individual_losses' must have one dimension, the samples, got shape {list(losses.shape)}. Sum or average "
+            "over the others, for example losses.flatten(1).mean(1)."
+        )
+    if batch_size is not None and len(losses) != batch_size:
+        raise InvalidArgument(
+            f"'individual_losses' has {len(losses)} entries, but the batch has {batch_size} samples. Give one loss per "
+            "sample; if the samples are not in the first dimension of the model's input, say how many there are with "
+            "batch_size=."
+        )
+    return losses
+
+
+def _kind(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__}: {text if len(text) <= 60 else text[:57] + '...'}"

@@ -1,0 +1,466 @@
+"""The face of the toolkit in the training loop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import sys
+import warnings
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from backpack.extensions.backprop_extension import BackpropExtension
+from torch import Tensor, nn
+
+from cockpit._version import __version__
+from cockpit.arguments import (
+    read_individual_losses,
+    read_loss,
+    read_optimizers,
+    read_parameters,
+    read_quantity,
+    read_step,
+)
+from cockpit.engine import Engine, Missing, Observation, Plan, Result, Step
+from cockpit.errors import CockpitError, CockpitWarning, InvalidArgument
+from cockpit.gradients import MEMORY_BUDGET
+from cockpit.log import ParameterInfo, Row, RunFile, RunWriter
+from cockpit.quantities import Quantity
+from cockpit.rows import rows_of
+
+logger = logging.getLogger("cockpit")
+
+INFO = ("loss", "individual_losses", "batch_size", "optimizer")
+"""Keys of `info` that mean something here; all others are passed on to the quantities."""
+
+
+class Cockpit:
+    """Watches a training run from inside.
+
+    ::
+
+        watch = Cockpit(model, configuration("economy"), optimizer=opt, log="runs/first.db")
+        for step, (x, y) in enumerate(loader):
+            opt.zero_grad()
+            losses = torch.nn.functional.cross_entropy(model(x), y, reduction="none")
+            loss = losses.mean()
+            with watch(step, loss=loss, individual_losses=losses):
+                loss.backward()
+            opt.step()
+        watch.close()
+
+    The training is left as it is, to the last bit: nothing here draws from the global random state, keeps a graph, or
+    touches a gradient. A quantity that fails is reported once by a `CockpitWarning`, noted in the log as not checked, and
+    never stops the training.
+
+    Args:
+        params: What is trained: the model (best: nothing else is needed), or an iterable of parameters or of
+            (name, parameter) pairs, whose model has been extended with ``backpack.extend``.
+        quantities: What to track; see `cockpit.configuration` for sets of quantities.
+        optimizer: The optimizer, or a list of them. Any kind will do. With it, updates are observed as soon as they have
+            been made; without it, when the next step begins.
+        log: Path of the run file. An earlier run of that name is kept under another one. Without it, the run is kept in a
+            temporary file, for `get_output` and plots.
+        reduction: Whether the loss that is backpropagated is the ``"mean"`` or the ``"sum"`` over the samples. By itself
+            the cockpit sees that from ``individual_losses``, and takes it to be a mean where these are missing.
+        memory_budget: Bytes that dense pieces of individual gradients may take at a time.
+        strict: Raise, rather than note, what goes wrong while quantities are computed.
+        seed: Of the random numbers that sampled statistics draw from a generator of their own.
+
+    Raises:
+        InvalidType: if an argument is of the wrong kind.
+        InvalidArgument: if one has a value that cannot be used.
+    """
+
+    def __init__(
+        self,
+        params: nn.Module | Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]],
+        quantities: Iterable[Quantity] | None = None,
+        *,
+        optimizer: Any = None,
+        log: str | os.PathLike[str] | None = None,
+        reduction: str | None = None,
+        memory_budget: int = MEMORY_BUDGET,
+        strict: bool = False,
+        seed: int = 0,
+    ) -> None:
+        if reduction not in (None, "mean", "sum"):
+            raise InvalidArgument(f"reduction must be 'mean', 'sum' or None, got {reduction!r}.")
+        if memory_budget <= 0:
+            raise InvalidArgument(f"memory_budget must be a positive number of bytes, got {memory_budget!r}.")
+        named, self._model = read_parameters(params)
+        optimizers = read_optimizers(optimizer)
+        self._quantities: dict[str, Quantity] = {}
+        for quantity in quantities or ():
+            self._enlist(quantity)
+        self.strict = strict
+        self._engine = Engine(
+            named,
+            self._model,
+            memory_budget=memory_budget,
+            reduction=reduction,
+            seed=seed,
+            on_results=self._take,
+            on_untracked=self._note_untracked,
+        )
+        self._engine.updates.add(optimizers)
+        self._last_tracked = -1
+        self._running: int | None = None
+        self._recorded = -1
+        self._warned: set[tuple[str, str]] = set()
+        self._failures: list[str] = []
+        self._closed = False
+        self._writer = RunWriter(
+            log,
+            settings=self._settings(optimizers, reduction, memory_budget, seed),
+            parameters=[
+                ParameterInfo(name, tuple(p.shape), str(p.dtype).removeprefix("torch."))
+                for name, p in named.items()
+            ],
+        )
+
+    # -- what it is made of ------------------------------------------------------------------------------------------
+
+    @property
+    def params(self) -> list[nn.Parameter]:
+        """The tracked parameters."""
+        return list(self._engine.parameters.values())
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The tracked parameters by name."""
+        return dict(self._engine.parameters)
+
+    @property
+    def quantities(self) -> list[Quantity]:
+        """The tracked quantities."""
+        return list(self._quantities.values())
+
+    @property
+    def path(self) -> str:
+        """Path of the run file."""
+        return str(self._writer.path)
+
+    def add(self, quantity: Quantity) -> None:
+        """Track one more quantity."""
+        self._enlist(quantity)
+
+    def _enlist(self, quantity: Any) -> None:
+        quantity = read_quantity(quantity)
+        if quantity in self._quantities.values():
+            raise InvalidArgument(
+                f"{quantity.name} was given twice with the same settings. Give it once, or change a setting."
+            )
+        name, count = quantity.name, 1
+        while name in self._quantities:
+            count += 1
+            name = f"{quantity.name}-{count}"
+        self._quantities[name] = quantity
+
+    def _settings(
+        self, optimizers: list[Any], reduction: str | None, memory_budget: int, seed: int
+    ) -> dict[str, Any]:
+        return {
+            "quantities": {name: repr(quantity) for name, quantity in self._quantities.items()},
+            "model": None if self._model is None else type(self._model).__name__,
+            "optimizers": [
+                {"class": type(o).__name__, **dict(getattr(o, "defaults", {}))} for o in optimizers
+            ],
+            "reduction": reduction,
+            "memory_budget": memory_budget,
+            "seed": seed,
+            "versions": {
+                "cockpit": __version__,
+                "torch": torch.__version__,
+                "numpy": np.__version__,
+                "python": platform.python_version(),
+            },
+            "platform": platform.platform(),
+        }
+
+    # -- the training loop -------------------------------------------------------------------------------------------
+
+    def __call__(
+        self,
+        global_step: int,
+        *extensions: BackpropExtension,
+        info: Mapping[str, Any] | None = None,
+        debug: bool = False,
+        **more: Any,
+    ) -> _Watched:
+        """Return the context around the backward pass of one step.
+
+        Args:
+            global_step: Number of the step, counted from 0.
+            extensions: Extensions of BackPACK to run along; their results stay on the parameters. All but
+                `BatchGradTransforms` need a model that ``backpack.extend`` has extended.
+            info: What is known of the step. ``loss`` (always): the tensor on which ``backward()`` is called.
+                ``individual_losses``: the losses of the samples, `[N]`. ``batch_size``: number of samples, where it
+                cannot be seen from the two others or the model's input. ``optimizer``: here or at construction.
+            debug: Write what is computed at this step to the logger ``"cockpit"``.
+            more: The same keys as keyword arguments.
+
+        Raises:
+            InvalidType: on entry, if something is of the wrong kind.
+            InvalidArgument: on entry, if something is missing or was tracked already.
+        """
+        return _Watched(self, read_step(global_step), extensions, {**(info or {}), **more}, debug)
+
+    def _enter(
+        self,
+        global_step: int,
+        extensions: tuple[BackpropExtension, ...],
+        info: dict[str, Any],
+        debug: bool,
+    ) -> bool:
+        if self._closed:
+            raise CockpitError("This cockpit has been closed. Make a new one to track more steps.")
+        if self._running is not None:
+            raise CockpitError(
+                f"Step {self._running} is still open: watch(...) does not nest. Leave its with block first."
+            )
+        engine = self._engine
+        if info.get("optimizer") is not None:
+            engine.updates.add(read_optimizers(info["optimizer"]))
+        if engine.start is None and self._from_start():
+            engine.remember_start()
+        continued = engine.continued(global_step)
+        due = {n: q for n, q in self._quantities.items() if q.is_due(global_step)}
+        if not due and not continued and not extensions:
+            return False
+        if due and global_step <= self._last_tracked:
+            raise InvalidArgument(
+                f"Step {global_step} comes after step {self._last_tracked}, which was tracked already. "
+                "Every tracked step needs a number of its own, and the numbers have to grow."
+            )
+        own = [e for q in due.values() for e in self._own_extensions(q, global_step)]
+        plan = Plan(due, continued, (*own, *extensions))
+        if plan.others and self._model is not None:
+            self._check_extended(plan.others)
+        plan.require(info)
+        batch_size = info.get("batch_size")
+        known = engine.recorder.batch_size if engine.recorder and batch_size is None else batch_size
+        loss = read_loss(info.get("loss"))
+        losses = read_individual_losses(info.get("individual_losses"), known)
+        if batch_size is None and losses is not None:
+            batch_size = len(losses)
+        step = Step(
+            global_step,
+            engine.parameters,
+            None if loss is None else loss.detach().reshape(()),
+            None if losses is None else losses.detach(),
+            batch_size,
+            info,
+        )
+        if debug:
+            logger.info("step %d: %s", global_step, ", ".join(f"{n} for {q}" for n, q in plan.needs.items()))
+        kept = Plan({}, {}, extensions).functions
+        engine.enter(step, plan, loss, losses, tuple(kept))
+        self._running = global_step
+        return True
+
+    def _from_start(self) -> bool:
+        return any(
+            isinstance(need, Observation) and need.from_start
+            for quantity in self._quantities.values()
+            for need in quantity.needs()
+        )
+
+    @staticmethod
+    def _own_extensions(quantity: Quantity, global_step: int) -> list[BackpropExtension]:
+        """Return the extensions of a quantity that asks for its own; the others' needs are met without."""
+        if type(quantity).extensions is Quantity.extensions:
+            return []
+        return list(quantity.extensions(global_step))
+
+    def _check_extended(self, extensions: list[BackpropExtension]) -> None:
+        assert self._model is not None
+        if not any(getattr(m, "_backpack_extend", False) for m in self._model.modules()):
+            names = ", ".join(type(extension).__name__ for extension in extensions)
+            raise InvalidArgument(
+                f"{names} of BackPACK needs a model that BackPACK knows: call backpack.extend(model), and the same for "
+                "the loss module, before the forward pass."
+            )
+
+    def _exit(self, failed: bool) -> None:
+        engine, step = self._engine, self._running
+        assert step is not None
+        try:
+            if failed:
+                engine.abort()
+                return
+            engine.exit()
+            self._last_tracked = max(self._last_tracked, step)
+            if self._recorded < step:
+                self._recorded = step
+                self._writer.record(step, [])
+        finally:
+            self._running = None
+        self._raise_failures()
+
+    def _raise_failures(self) -> None:
+        failures, self._failures = self._failures, []
+        if self.strict and failures:
+            raise CockpitError("\n".join(failures))
+
+    # -- results -----------------------------------------------------------------------------------------------------
+
+    def _take(self, results: list[Result]) -> None:
+        """Write the results of a moment, of one step or two."""
+        good = [result for result in results if not isinstance(result.value, Missing)]
+        rows: dict[int, list[Row]] = {}
+        for step in sorted({result.global_step for result in good}):
+            rows[step] = rows_of([(r.quantity, r.value) for r in good if r.global_step == step])
+        for step, of_step in rows.items():
+            first = step > self._recorded
+            self._recorded = max(self._recorded, step)
+            self._writer.record(step, of_step, tracked=first)
+            self._print(step, of_step)
+        for result in results:
+            if isinstance(result.value, Missing):
+                self._note_missing(result.global_step, result.quantity, result.value)
+
+    def _print(self, step: int, rows: list[Row]) -> None:
+        for row in rows:
+            quantity = self._quantities.get(row.quantity)
+            if quantity is not None and quantity.verbose and not row.detail:
+                part = "/".join(filter(None, (row.key, row.parameter)))
+                label = f"{row.quantity} {part}" if part else row.quantity
+                sys.stdout.write(f"[Step {step}] {label}: {row.value}\n")
+
+    def _note_missing(self, step: int, name: str, missing: Missing) -> None:
+        self._writer.note(step, "not-checked", name, missing.reason)
+        if not missing.usual:
+            self._warn(name, missing.reason, f"Step {step}: {name} was not checked: {missing.reason}.")
+
+    def _note_untracked(self, step: int, parameter: str, reason: str) -> None:
+        self._writer.note(step, "not-tracked", parameter, reason)
+        self._warn(
+            parameter,
+            reason,
+            f"Step {step}: the individual gradients of {parameter} are not tracked: {reason}. Quantities made from "
+            "individual gradients are those of the other parameters.",
+        )
+
+    def _warn(self, subject: str, reason: str, message: str) -> None:
+        self._failures.append(message)
+        if (subject, reason) not in self._warned:
+            self._warned.add((subject, reason))
+            if not self.strict:
+                warnings.warn(message, CockpitWarning, stacklevel=2)
+
+    def log(
+        self,
+        global_step: int,
+        epoch_count: float | None = None,
+        train_loss: float | None = None,
+        valid_loss: float | None = None,
+        test_loss: float | None = None,
+        train_accuracy: float | None = None,
+        valid_accuracy: float | None = None,
+        test_accuracy: float | None = None,
+        learning_rate: float | None = None,
+        **more: float | Tensor,
+    ) -> None:
+        """Write metrics of your own to the run file, under their names.
+
+        Args:
+            global_step: The step they belong to.
+            epoch_count: Epochs so far.
+            train_loss: Loss on the training set.
+            valid_loss: Loss on the validation set.
+            test_loss: Loss on the test set.
+            train_accuracy: Accuracy on the training set.
+            valid_accuracy: Accuracy on the validation set.
+            test_accuracy: Accuracy on the test set.
+            learning_rate: The learning rate.
+            more: Any other metrics, numbers or tensors.
+        """
+        metrics = {
+            "epoch_count": epoch_count,
+            "train_loss": train_loss,
+            "valid_loss": valid_loss,
+            "test_loss": test_loss,
+            "train_accuracy": train_accuracy,
+            "valid_accuracy": valid_accuracy,
+            "test_accuracy": test_accuracy,
+            "learning_rate": learning_rate,
+            **more,
+        }
+        given = [(name, value) for name, value in metrics.items() if value is not None]
+        rows = [Row(r.quantity, r.value, r.key, source="log") for r in rows_of(given)]
+        self._writer.record(read_step(global_step), rows, tracked=False)
+
+    def create_graph(self, global_step: int) -> bool:
+        """Return whether the backward pass has to keep its graph: never."""
+        return False
+
+    def get_output(self) -> dict[int, dict[str, Any]]:
+        """Return all values so far, ``{step: {"NormTest": value, ...}}``."""
+        self._writer.flush()
+        with RunFile(self._writer.path) as file:
+            return file.output()
+
+    @property
+    def output(self) -> dict[int, dict[str, Any]]:
+        """All values so far; see `get_output`."""
+        return self.get_output()
+
+    def run(self) -> Any:
+        """Return the run so far, to be analysed or plotted; see `cockpit.open_run`."""
+        from cockpit.run import open_run  # pandas is loaded when somebody reads, not in the training
+
+        self._writer.flush()
+        return open_run(self._writer.path)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Finish the run file and take all hooks off the model and the optimizers. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            self._engine.close()
+            self._writer.close()
+
+    def __enter__(self) -> Cockpit:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Watched:
+    """The context around one backward pass."""
+
+    def __init__(
+        self,
+        cockpit: Cockpit,
+        global_step: int,
+        extensions: tuple[BackpropExtension, ...],
+        info: dict[str, Any],
+        debug: bool,
+    ) -> None:
+        self._cockpit = cockpit
+        self._arguments = (global_step, extensions, info, debug)
+        self._tracked = False
+
+    def __enter__(self) -> None:
+        self._tracked = self._cockpit._enter(*self._arguments)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._tracked:
+            self._cockpit._exit(failed=kind is not None)

@@ -1,0 +1,224 @@
+"""What quantities may ask for besides transforms of individual gradients, and when each need can be met."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from cockpit.engine.step import NotChecked, PerParameter, Step
+from cockpit.transforms import Need, Transform
+
+if TYPE_CHECKING:
+    from cockpit.gradients import IndividualGradients
+
+Update = PerParameter
+"""The change of each parameter in an update, d = θ_{t+1} − θ_t."""
+
+
+class Moment(IntEnum):
+    """The moments of a step at which needs are met, in their order."""
+
+    ENTRY = 0  # before the backward pass
+    BACKWARD = 1  # during it, when a parameter's individual gradients are complete
+    EXIT = 2  # after it, before the optimizer steps
+    UPDATE = 3  # when the parameters have been updated
+
+
+class Observation(Need):
+    """A need that is met once in a step, at one moment."""
+
+    moment: ClassVar[Moment]
+    info: ClassVar[tuple[str, ...]] = ()
+    """Keys of `info` that it cannot do without."""
+    from_start: ClassVar[bool] = False
+    """Whether it compares with the parameters at the first step entered, `Step.start`."""
+
+    def observe(self, step: Step) -> Any:
+        """Return the value; `step` is as it stands at the moment."""
+        raise NotImplementedError
+
+
+class OfUpdate(Need):
+    """A need that is met from the update d, when the parameters have been updated."""
+
+    moment: ClassVar[Moment] = Moment.UPDATE
+
+    def observe(self, update: Update) -> Any:
+        """Return the value."""
+        raise NotImplementedError
+
+
+class AlongUpdate(Need):
+    """A need that is met for each parameter from its individual gradients and the update that follows them."""
+
+    moment: ClassVar[Moment] = Moment.UPDATE
+
+    def project(self, gradients: IndividualGradients, update: Tensor) -> Any:
+        """Return the value for one parameter."""
+        raise NotImplementedError
+
+
+class AlongPreviousUpdate(Need):
+    """A need that is met for each parameter from its individual gradients and the update that led here."""
+
+    moment: ClassVar[Moment] = Moment.BACKWARD
+
+    def project(self, gradients: IndividualGradients, update: Tensor) -> Any:
+        """Return the value for one parameter."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Next(Need):
+    """Another need, met at the next step: for quantities that look at two consecutive points."""
+
+    need: Need
+
+
+# -- before the backward pass ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MiniBatchLoss(Observation):
+    """The mini-batch loss, `[]`."""
+
+    moment = Moment.ENTRY
+    info = ("loss",)
+
+    def observe(self, step: Step) -> Tensor:
+        """Return L."""
+        assert step.loss is not None
+        return step.loss.clone()
+
+
+@dataclass(frozen=True)
+class ParameterValues(Observation):
+    """Copies of all parameters, each `[*shape]`."""
+
+    moment = Moment.ENTRY
+
+    def observe(self, step: Step) -> PerParameter:
+        """Return θ."""
+        return PerParameter((n, p.detach().clone()) for n, p in step.parameters.items())
+
+
+@dataclass(frozen=True)
+class DistanceFromStart(Observation):
+    """‖θ_p(t) − θ_p(0)‖ with θ(0) as it was at the first step entered, per parameter `[]`."""
+
+    moment = Moment.ENTRY
+    from_start = True
+
+    def observe(self, step: Step) -> PerParameter:
+        """Return the distances."""
+        return PerParameter(
+            (name, torch.linalg.vector_norm(parameter.detach() - step.start[name]))
+            for name, parameter in step.parameters.items()
+        )
+
+
+# -- after the backward pass -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GradientNorms(Observation):
+    """‖∇_p L‖ of what the optimizer will get, ``parameter.grad``, per parameter `[]`; 0 where there is none."""
+
+    moment = Moment.EXIT
+
+    def observe(self, step: Step) -> PerParameter:
+        """Return the norms."""
+        grads = {
+            name: parameter.grad.coalesce().values() if parameter.grad.is_sparse else parameter.grad
+            for name, parameter in step.parameters.items()
+            if parameter.grad is not None
+        }
+        norms = dict(zip(grads, torch._foreach_norm(list(grads.values())), strict=True)) if grads else {}
+        return PerParameter(
+            (name, norms[name] if name in norms else parameter.new_zeros(()).detach())
+            for name, parameter in step.parameters.items()
+        )
+
+
+@dataclass(frozen=True)
+class MeanLoss(Observation):
+    """L, the mean of the samples' losses also where the loss that is backpropagated is their sum, `[]`."""
+
+    moment = Moment.EXIT
+    info = ("loss",)
+
+    def observe(self, step: Step) -> Tensor:
+        """Return L."""
+        assert step.loss is not None
+        assert step.scale is not None
+        return step.loss / step.scale.reduction(step.batch_size or 1)
+
+
+@dataclass(frozen=True)
+class SampleLosses(Observation):
+    """ℓ_i, N × the share of sample i in L, `[N]`."""
+
+    moment = Moment.EXIT
+    info = ("loss", "individual_losses")
+
+    def observe(self, step: Step) -> Tensor:
+        """Return ℓ_i."""
+        assert step.individual_losses is not None
+        assert step.scale is not None
+        return step.individual_losses * step.scale.sample_weights()
+
+
+# -- after the update ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class UpdateNorms(OfUpdate):
+    """‖θ_p(t+1) − θ_p(t)‖, per parameter `[]`."""
+
+    def observe(self, update: Update) -> PerParameter:
+        """Return the norms."""
+        return PerParameter(zip(update, torch._foreach_norm(list(update.values())), strict=True))
+
+
+@dataclass(frozen=True)
+class DotUpdate(AlongUpdate):
+    """g_i·d with the update that follows, per parameter `[N]`."""
+
+    def project(self, gradients: IndividualGradients, update: Tensor) -> Tensor:
+        """Return the products."""
+        return gradients.dot(update)
+
+
+@dataclass(frozen=True)
+class DotPreviousUpdate(AlongPreviousUpdate):
+    """g_i·d with the update that led here, per parameter `[N]`."""
+
+    def project(self, gradients: IndividualGradients, update: Tensor) -> Tensor:
+        """Return the products."""
+        return gradients.dot(update)
+
+
+__all__ = [
+    "AlongPreviousUpdate",
+    "AlongUpdate",
+    "DistanceFromStart",
+    "DotPreviousUpdate",
+    "DotUpdate",
+    "GradientNorms",
+    "MeanLoss",
+    "MiniBatchLoss",
+    "Moment",
+    "Need",
+    "Next",
+    "NotChecked",
+    "Observation",
+    "OfUpdate",
+    "ParameterValues",
+    "SampleLosses",
+    "Transform",
+    "UpdateNorms",
+]

@@ -1,0 +1,137 @@
+"""The plan of one step: what the due quantities need, each need once, sorted by when it can be met."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from backpack.extensions.backprop_extension import BackpropExtension
+
+from cockpit.engine.needs import (
+    AlongPreviousUpdate,
+    AlongUpdate,
+    Moment,
+    Observation,
+    OfUpdate,
+)
+from cockpit.engine.step import Step
+from cockpit.errors import InvalidArgument, InvalidType
+from cockpit.gradients import BatchGradTransforms
+from cockpit.transforms import Need, Transform
+
+
+class Computation(Protocol):
+    """What the engine knows of a quantity."""
+
+    def needs(self) -> tuple[Need, ...]:
+        """Return what it asks for."""
+
+    def compute(self, step: Step) -> Any:
+        """Return its value at a step."""
+
+
+@dataclass
+class Plan:
+    """What has to be done at one step.
+
+    Args:
+        due: The quantities that begin at this step, by name.
+        continued: Needs of quantities that began at the step before, with the names of these.
+        extensions: BackPACK extensions to run along.
+    """
+
+    due: Mapping[str, Computation]
+    continued: Mapping[Need, str] = field(default_factory=dict)
+    extensions: Sequence[BackpropExtension] = ()
+    needs: dict[Need, str] = field(init=False)
+    functions: dict[str, Callable[[Any], Any]] = field(init=False)
+    others: list[BackpropExtension] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Unite the needs and the extensions."""
+        self.needs = dict(self.continued)
+        for name, quantity in self.due.items():
+            for need in quantity.needs():
+                self.needs.setdefault(need, name)
+        self.functions, self.others = merged(self.extensions)
+
+    def observations(self, moment: Moment) -> list[Observation]:
+        """Return what has to be observed at a moment."""
+        return [n for n in self.needs if isinstance(n, Observation) and n.moment == moment]
+
+    @property
+    def transforms(self) -> list[Transform]:
+        """Transforms of the individual gradients."""
+        return [need for need in self.needs if isinstance(need, Transform)]
+
+    @property
+    def along_previous(self) -> list[AlongPreviousUpdate]:
+        """Products of the individual gradients with the update that led here."""
+        return [need for need in self.needs if isinstance(need, AlongPreviousUpdate)]
+
+    @property
+    def along_update(self) -> list[AlongUpdate]:
+        """Products of the individual gradients with the update that follows."""
+        return [need for need in self.needs if isinstance(need, AlongUpdate)]
+
+    @property
+    def of_update(self) -> list[OfUpdate]:
+        """Functions of the update that follows."""
+        return [need for need in self.needs if isinstance(need, OfUpdate)]
+
+    @property
+    def wants_gradients(self) -> bool:
+        """Whether individual gradients are needed."""
+        return bool(self.transforms or self.along_previous or self.along_update or self.functions)
+
+    def require(self, info: Mapping[str, Any]) -> None:
+        """Check that the user handed over what the quantities cannot do without.
+
+        Raises:
+            InvalidArgument: if a key is missing.
+        """
+        for need, name in self.needs.items():
+            for key in need.info if isinstance(need, Observation) else ("loss",):
+                if info.get(key) is None:
+                    raise InvalidArgument(
+                        f"{name} needs {key!r}, which is missing: pass it as "
+                        f"watch(step, {key}=...) or in info={{{key!r}: ...}}. {HINTS.get(key, '')}"
+                        f"Given were {sorted(k for k, v in info.items() if v is not None)}."
+                    )
+
+
+HINTS = {
+    "individual_losses": "It is the loss of every sample, a tensor [N], for example from a loss function with "
+    'reduction="none". ',
+    "loss": "It is the loss on which backward() is called, a tensor with one element. ",
+}
+
+
+def merged(
+    extensions: Iterable[BackpropExtension],
+) -> tuple[dict[str, Callable[[Any], Any]], list[BackpropExtension]]:
+    """Unite the functions of all `BatchGradTransforms`, and set the other extensions apart, equal kinds once.
+
+    Raises:
+        InvalidType: if one is no extension of BackPACK.
+        InvalidArgument: if two functions have the same name.
+    """
+    functions: dict[str, Callable[[Any], Any]] = {}
+    others: list[BackpropExtension] = []
+    for extension in extensions:
+        if not isinstance(extension, BackpropExtension):
+            raise InvalidType(
+                f"watch(step, ...) takes BackPACK extensions, such as BatchGradTransforms(...), got {extension!r}."
+            )
+        if not isinstance(extension, BatchGradTransforms):
+            if not any(type(extension) is type(o) and vars(extension) == vars(o) for o in others):
+                others.append(extension)
+            continue
+        for name, function in extension.transforms.items():
+            if functions.setdefault(name, function) != function:
+                raise InvalidArgument(
+                    f"Two different functions of BatchGradTransforms have the name {name!r}: "
+                    f"{functions[name]!r} and {function!r}. Rename one of them."
+                )
+    return functions, others

@@ -1,0 +1,86 @@
+"""What is known of one tracked step, and what quantities compute from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cockpit.engine.scale import LossScale
+from cockpit.errors import CockpitError
+from cockpit.transforms import Need
+
+
+class PerParameter(dict[str, Any]):
+    """Values by parameter name, in the order of the model's parameters."""
+
+    def total(self) -> Any:
+        """Add the values of all parameters up."""
+        values = list(self.values())
+        if len(values) > 1 and isinstance(values[0], Tensor):
+            return torch.stack(values).sum(0)
+        return reduce(add, values)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Stands in for a value that could not be had, with the reason.
+
+    Args:
+        reason: Why there is none.
+        usual: Whether this is nothing to warn of.
+    """
+
+    reason: str
+    usual: bool = False
+
+
+class NotChecked(CockpitError):
+    """A quantity cannot be computed at a step; the message says why. Recorded in the log, and never raised further."""
+
+
+@dataclass
+class Step:
+    """One tracked step.
+
+    Args:
+        global_step: Its number.
+        parameters: The tracked parameters by name, as they are now.
+        loss: The mini-batch loss, without its graph, `[]`.
+        individual_losses: The losses of the samples as they were given, without their graph, `[N]`.
+        batch_size: Number of samples N; None until it is known.
+        info: What the user handed over, by key.
+        start: The parameters at the first step that was entered, where somebody asks for them.
+        scale: How the loss went into the backward pass; None before it.
+        values: What the needs of the quantities were met with.
+    """
+
+    global_step: int
+    parameters: Mapping[str, nn.Parameter]
+    loss: Tensor | None = None
+    individual_losses: Tensor | None = None
+    batch_size: int | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+    start: Mapping[str, Tensor] = field(default_factory=dict)
+    scale: LossScale | None = None
+    values: dict[Need, Any] = field(default_factory=dict)
+
+    def __getitem__(self, need: Need) -> Any:
+        """Return the value of a need that the quantity has declared.
+
+        Raises:
+            NotChecked: if the value could not be had.
+        """
+        value = self.values[need]
+        if isinstance(value, Missing):
+            raise NotChecked(value.reason)
+        return value
+
+    def has(self, needs: Iterable[Need]) -> bool:
+        """Whether all these needs have been met, or found impossible to meet."""
+        return all(need in self.values for need in needs)

@@ -1,0 +1,26 @@
+"""Individual gradients: one gradient per sample of the mini-batch, from the model as it is, without storing them."""
+
+from cockpit.gradients.batch import MEMORY_BUDGET, Batch
+from cockpit.gradients.collector import Collector
+from cockpit.gradients.extension import BatchGradTransforms, HandleFeed
+from cockpit.gradients.handle import Dense, IndividualGradients, Sum, Zero
+from cockpit.gradients.histogram import Histogram
+from cockpit.gradients.recorder import Recorder
+from cockpit.gradients.rules import Call, find_rule, rule_for
+
+__all__ = [
+    "MEMORY_BUDGET",
+    "Batch",
+    "BatchGradTransforms",
+    "Call",
+    "Collector",
+    "Dense",
+    "HandleFeed",
+    "Histogram",
+    "IndividualGradients",
+    "Recorder",
+    "Sum",
+    "Zero",
+    "find_rule",
+    "rule_for",
+]

@@ -1,0 +1,65 @@
+"""What the individual gradients of one backward pass have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MEMORY_BUDGET = 64 * 2**20
+"""Bytes that dense pieces of individual gradients, with their temporaries, may take unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The mini-batch of one backward pass.
+
+    Args:
+        size: Number of samples N.
+        scale: What a sample's share of the gradient that arrives in the backward pass is multiplied with to give g_i:
+            N / (factor on the loss · r), with r = 1 for a mean and r = N for a sum over the batch. A number, or a
+            0-dimensional tensor, so that nobody waits for the device.
+        memory_budget: Bytes that dense pieces may take.
+        seed: Where samples are drawn, they are drawn from this seed and never from the global random state.
+        sizes: Number of scalars of each parameter that is tracked along, where that is known.
+    """
+
+    size: int
+    scale: Tensor | float = 1.0
+    memory_budget: int = MEMORY_BUDGET
+    seed: int = 0
+    sizes: Sequence[int] = ()
+
+    def pieces(self, bytes_per_sample: int) -> list[slice]:
+        """Cut the samples into slices, each of which fits the memory budget (one sample at least)."""
+        count = max(1, self.memory_budget // max(1, bytes_per_sample))
+        return [slice(i, min(i + count, self.size)) for i in range(0, self.size, count)]
+
+    def quota(self, samples: int) -> int:
+        """Share of one parameter in `samples` values that are drawn evenly over all tracked parameters.
+
+        Parameters with fewer values than an even share are counted in full, and the others divide what is left.
+        """
+        left, share = samples, samples
+        counts = sorted(self.size * size for size in self.sizes)
+        for position, count in enumerate(counts):
+            share = left // (len(counts) - position)
+            if count > share:
+                break
+            left -= count
+        return max(1, share)
+
+    def generator(self, device: torch.device) -> torch.Generator:
+        """Return a generator of random numbers of our own, in the same state at every call."""
+        return torch.Generator(device=device).manual_seed(self.seed)
+
+
+def working_dtype(*tensors: Tensor) -> torch.dtype:
+    """Return the precision to compute in: that of the tensors, but single precision at least."""
+    dtype = torch.float32
+    for tensor in tensors:
+        if tensor.is_floating_point():
+            dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype

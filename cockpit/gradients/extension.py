@@ -1,0 +1,134 @@
+"""`BatchGradTransforms`: transformations of individual gradients, as an extension of BackPACK."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from backpack.extensions.backprop_extension import BackpropExtension
+from torch import Tensor, nn
+
+from cockpit.errors import InvalidArgument, InvalidType
+from cockpit.gradients.batch import MEMORY_BUDGET, Batch
+from cockpit.gradients.collector import Collector
+from cockpit.gradients.handle import IndividualGradients
+from cockpit.gradients.rules import Call
+
+Transform = Callable[[IndividualGradients], Any]
+
+
+class HandleFeed(BackpropExtension):
+    """A BackPACK extension that hands each layer's input and output gradient on; it stores nothing on the parameters."""
+
+    def __init__(self, sink: Callable[[Call, tuple[Tensor | None, ...]], None]) -> None:
+        super().__init__(savefield="grad_batch_transforms", module_exts={}, fail_mode="SILENT")
+        self._sink = sink
+
+    def expects_backpropagation_quantities(self) -> bool:
+        """Return False: gradients are all that is needed."""
+        return False
+
+    def __call__(
+        self, module: nn.Module, g_inp: tuple[Tensor, ...], g_out: tuple[Tensor, ...]
+    ) -> None:
+        """Take in what BackPACK stored in the forward pass and what arrives now."""
+        if any(p.requires_grad for p in module.parameters(recurse=False)):
+            self._sink(Call.of(module, _stored_inputs(module), {}), g_out)
+
+
+class BatchGradTransforms(HandleFeed):
+    """Apply functions to the individual gradients of every parameter, without storing these.
+
+    ::
+
+        with backpack(BatchGradTransforms({"batch_l2": SquareNorms(), "largest": lambda g: g.abs_max()})):
+            loss.backward()
+        parameter.grad_batch_transforms["batch_l2"]   # [N]
+
+    g_i is the gradient of the loss of sample i: the results do not depend on whether the loss is a mean or a sum. If the
+    loss is a module that BackPACK has extended, its `reduction` and the factor on it are seen; otherwise it is taken to
+    be as `reduction` says, and not scaled.
+
+    Args:
+        transforms: Functions by name. Each takes an `IndividualGradients` handle and returns what to keep.
+        reduction: Whether the loss that is backpropagated is the ``"mean"`` or the ``"sum"`` over the samples.
+        memory_budget: Bytes that dense pieces of individual gradients may take.
+
+    Raises:
+        InvalidType: if a name is no string or a transform cannot be called.
+        InvalidArgument: if `reduction` is neither of the two.
+    """
+
+    def __init__(
+        self,
+        transforms: Mapping[str, Transform],
+        *,
+        reduction: str = "mean",
+        memory_budget: int = MEMORY_BUDGET,
+    ) -> None:
+        super().__init__(self._receive)
+        for name, transform in transforms.items():
+            if not isinstance(name, str) or not callable(transform):
+                raise InvalidType(
+                    "BatchGradTransforms takes a dict from names to functions of an "
+                    f"IndividualGradients handle, got {name!r}: {transform!r}."
+                )
+        if reduction not in ("mean", "sum"):
+            raise InvalidArgument(f"reduction must be 'mean' or 'sum', got {reduction!r}.")
+        self.transforms = dict(transforms)
+        self._reduction = reduction
+        self._memory_budget = memory_budget
+        self._collector: Collector | None = None
+        self._parameters: dict[nn.Parameter, None] = {}
+        self._loss_gradient: Tensor | None = None
+
+    def __call__(
+        self, module: nn.Module, g_inp: tuple[Tensor, ...], g_out: tuple[Tensor, ...]
+    ) -> None:
+        """Take in a module's part, or how the loss module reduces."""
+        if isinstance(module, nn.modules.loss._Loss) and g_out[0] is not None:
+            if g_out[0].dim() == 0:
+                self._loss_gradient = g_out[0].detach()
+                self._reduction = module.reduction
+        else:
+            super().__call__(module, g_inp, g_out)
+
+    def _receive(self, call: Call, grads: tuple[Tensor | None, ...]) -> None:
+        if self._collector is None:
+            self._collector = Collector(self._batch, self._keep)
+            # Parts of a shared parameter arrive one by one, and BackPACK does not say which one is the last.
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        for parameter in call.module.parameters(recurse=False):
+            if parameter.requires_grad:
+                self._parameters[parameter] = None
+        self._collector.add(call, grads)
+
+    def _batch(self, call: Call) -> Batch:
+        size = len(call.input)
+        factor = 1.0 if self._loss_gradient is None else self._loss_gradient
+        scale = size / factor if self._reduction == "mean" else 1.0 / factor
+        return Batch(size, scale, self._memory_budget)
+
+    def _keep(self, parameter: nn.Parameter, handle: IndividualGradients) -> None:
+        results = {name: transform(handle) for name, transform in self.transforms.items()}
+        setattr(parameter, self.savefield, results)
+
+    def _finish(self) -> None:
+        collector, parameters = self._collector, list(self._parameters)
+        self._collector, self._loss_gradient = None, None
+        self._parameters.clear()
+        assert collector is not None
+        collector.finish(parameters)
+        for parameter, reason in collector.refused.items():
+            raise InvalidArgument(
+                f"BatchGradTransforms has no individual gradients for a parameter of shape "
+                f"{list(parameter.shape)}: {reason}."
+            )
+
+
+def _stored_inputs(module: nn.Module) -> tuple[Any, ...]:
+    inputs = []
+    while hasattr(module, f"input{len(inputs)}"):
+        inputs.append(getattr(module, f"input{len(inputs)}"))
+    return tuple(inputs)

@@ -1,0 +1,313 @@
+"""Handles on the individual gradients of a parameter, which never exist as a whole unless somebody asks.
+
+`IndividualGradients` offers the reductions that quantities want. All of them work from one method, `piece`, which gives
+the dense gradients of some of the samples; subclasses override what they know a closed form for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from cockpit.gradients.batch import Batch
+from cockpit.gradients.histogram import Histogram, bin_counts
+
+if TYPE_CHECKING:
+    from cockpit.gradients.rules import Call
+
+
+class IndividualGradients:
+    """The gradients g_i of the losses of N samples with respect to one parameter.
+
+    Args:
+        batch: What all handles of the backward pass share, with the number of samples N.
+        shape: Shape of the parameter.
+        dtype: Precision of what is computed.
+        device: Where it is computed.
+    """
+
+    def __init__(
+        self, batch: Batch, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.batch = batch
+        self.shape = torch.Size(shape)
+        self.dtype = dtype
+        self.device = device
+        self._whole: Tensor | None = None
+        self.name = ""  # of the parameter, where the names are known
+        self.calls: list[Call] = []  # the calls of modules that this comes from
+
+    @property
+    def intact(self) -> bool:
+        """Whether the inputs that this is computed from still are what they were in the forward pass."""
+        return all(call.versions == call.current_versions() for call in self.calls)
+
+    # -- what a subclass provides -----------------------------------------------------------------------------------
+
+    def piece(self, samples: slice) -> Tensor:
+        """Return the gradients of some samples, `[n, *shape]`."""
+        raise NotImplementedError
+
+    # -- dense pieces -----------------------------------------------------------------------------------------------
+
+    @property
+    def numel(self) -> int:
+        """Number of scalars of the parameter, D."""
+        return self.shape.numel()
+
+    @property
+    def total(self) -> int:
+        """Number of scalars of all individual gradients, N·D."""
+        return self.batch.size * self.numel
+
+    @property
+    def fits(self) -> bool:
+        """Whether all individual gradients together respect the memory budget."""
+        return len(self._slices()) <= 1
+
+    def _slices(self) -> list[slice]:
+        # One half for the piece itself, the other one for what is computed from it.
+        return self.batch.pieces(2 * self.numel * self.dtype.itemsize)
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the dense gradients, `(samples, [n, *shape])`, in pieces that respect the memory budget.
+
+        Where they fit as a whole they are computed once and kept until `release`.
+        """
+        if self._whole is not None:
+            yield slice(0, self.batch.size), self._whole
+            return
+        slices = self._slices()
+        for samples in slices:
+            piece = self.piece(samples)
+            if len(slices) == 1:
+                self._whole = piece
+            yield samples, piece
+
+    def _rows(self) -> Iterator[tuple[slice, Tensor]]:
+        for samples, piece in self.chunks():
+            yield samples, piece.reshape(len(piece), self.numel)  # [n, D]
+
+    def release(self) -> None:
+        """Forget what can be computed again."""
+        self._whole = None
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    # -- reductions -------------------------------------------------------------------------------------------------
+
+    def dense(self) -> Tensor:
+        """Return all individual gradients, `[N, *shape]`, whatever memory that takes."""
+        pieces = [piece for _, piece in self.chunks()]
+        if not pieces:
+            return self._empty(0, *self.shape)
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def mean(self) -> Tensor:
+        """Return the gradient of the mean loss, g = (1/N) Σ_i g_i, `[*shape]`."""
+        total = self._empty(self.numel)
+        for _, rows in self._rows():
+            total += rows.sum(0)
+        return (total / self.batch.size).reshape(self.shape)
+
+    def square_norms(self) -> Tensor:
+        """Return ‖g_i‖², `[N]`."""
+        norms = self._empty(self.batch.size)
+        for samples, rows in self._rows():
+            norms[samples] = torch.linalg.vector_norm(rows, dim=1).square()
+        return norms
+
+    def sum_of_squares(self) -> Tensor:
+        """Return the elementwise sum Σ_i g_i², `[*shape]`."""
+        total = self._empty(self.numel)
+        for _, rows in self._rows():
+            total += rows.square().sum(0)
+        return total.reshape(self.shape)
+
+    def gram(self) -> Tensor:
+        """Return the pairwise products g_i·g_j, `[N, N]`."""
+        gram = self._empty(self.batch.size, self.batch.size)
+        for first, rows in self._rows():
+            for second, columns in self._rows():
+                if second.start < first.start:
+                    continue
+                block = rows @ columns.T
+                gram[first, second] = block
+                if second.start > first.start:
+                    gram[second, first] = block.T
+        return gram
+
+    def dot(self, direction: Tensor) -> Tensor:
+        """Return the products g_i·d with a direction d of the parameter's shape, `[N]`."""
+        flat = direction.to(self.dtype).reshape(-1)
+        products = self._empty(self.batch.size)
+        for samples, rows in self._rows():
+            products[samples] = rows @ flat
+        return products
+
+    def dot_mean(self) -> Tensor:
+        """Return the products g_i·g with the mini-batch gradient g, `[N]`. Their mean is ‖g‖²."""
+        return self.dot(self.mean())
+
+    def abs_max(self) -> Tensor:
+        """Return max |g_id| over samples and elements, `[]`; NaN if there is one."""
+        return self.min_max().abs().max()
+
+    def min_max(self) -> Tensor:
+        """Return the smallest and the largest g_id, `[2]`; NaN if there is one."""
+        extremes = [torch.stack(torch.aminmax(rows)) for _, rows in self._rows() if rows.numel()]
+        if not extremes:
+            return self._empty(2)
+        stacked = torch.stack(extremes)  # [pieces, 2]
+        return torch.stack([stacked[:, 0].amin(), stacked[:, 1].amax()])
+
+    def histogram(self, edges: Tensor, samples: int | None = None) -> Histogram:
+        """Count the values g_id in the bins between `edges`, `[bins + 1]`.
+
+        Args:
+            edges: Ascending. Bins are closed on the left, the last one on both sides; values outside of the range count
+                in the outermost bins.
+            samples: At most about so many values are drawn, evenly over samples and elements, and the counts scaled to
+                the total. ``None`` counts all.
+        """
+        edges = edges.to(device=self.device, dtype=self.dtype)
+        if samples is not None and samples < self.total:
+            return Histogram.of(self.sample(samples), edges).scaled_to(self.total)
+        counts = torch.zeros(edges.numel(), dtype=torch.int64, device=self.device)
+        for _, rows in self._rows():
+            counts += bin_counts(rows, edges)
+        return Histogram(counts[:-1], counts[-1], self.total)
+
+    def joint_histogram(self, parameter: Tensor, edges: tuple[Tensor, Tensor]) -> Histogram:
+        """Count the pairs (g_id, θ_d), int64 `[bins_x, bins_y]`, in the bins between two sets of edges."""
+        x_edges, y_edges = (e.to(device=self.device, dtype=self.dtype) for e in edges)
+        bins_x, bins_y = x_edges.numel() - 1, y_edges.numel() - 1
+        values = parameter.detach().to(self.dtype).reshape(-1)
+        y = torch.bucketize(values, y_edges[1:-1].contiguous(), right=True)
+        y.masked_fill_((values - values) != 0, bins_y)
+        counts = torch.zeros((bins_x + 1) * (bins_y + 1), dtype=torch.int64, device=self.device)
+        inner = x_edges[1:-1].contiguous()
+        for _, rows in self._rows():
+            for row in rows:
+                x = torch.bucketize(row, inner, right=True)
+                x.masked_fill_((row - row) != 0, bins_x)
+                counts += torch.bincount(x * (bins_y + 1) + y, minlength=counts.numel())
+        table = counts.reshape(bins_x + 1, bins_y + 1)
+        finite = table[:bins_x, :bins_y]
+        return Histogram(finite.contiguous(), counts.sum() - finite.sum(), self.total)
+
+    def sample(self, count: int) -> Tensor:
+        """Draw about `count` of the values g_id, each with the same probability, `[drawn]`.
+
+        Here: elements at random, of all samples where those fit into memory and of a few at random otherwise.
+        """
+        generator = self.batch.generator(self.device)
+        if self._whole is None and not self.fits:
+            few = max(1, min(self.batch.size, -(-count // self.numel), 16))
+            on_host = self.batch.generator(torch.device("cpu"))
+            chosen = torch.randperm(self.batch.size, generator=on_host)[:few]
+            rows = torch.cat([self.piece(slice(i, i + 1)) for i in chosen.tolist()]).reshape(-1)
+        else:
+            rows = self.dense().reshape(-1)
+        index = torch.randint(
+            rows.numel(), (min(count, rows.numel()),), generator=generator, device=self.device
+        )
+        return rows[index]
+
+
+class Dense(IndividualGradients):
+    """Individual gradients that are small enough to be stored, `[N, *shape]`: biases, norm layers."""
+
+    def __init__(self, batch: Batch, values: Tensor) -> None:
+        super().__init__(batch, values.shape[1:], values.dtype, values.device)
+        self._whole = values
+
+    def piece(self, samples: slice) -> Tensor:
+        """Return the stored gradients of some samples."""
+        assert self._whole is not None
+        return self._whole[samples]
+
+    def release(self) -> None:
+        """Keep the values: they cannot be computed again."""
+
+
+class Zero(IndividualGradients):
+    """Individual gradients of a parameter that had no part in the loss: all zero."""
+
+    def piece(self, samples: slice) -> Tensor:
+        """Return zeros."""
+        return self._empty(len(range(*samples.indices(self.batch.size))), *self.shape)
+
+    def mean(self) -> Tensor:
+        """Return zeros, `[*shape]`."""
+        return self._empty(*self.shape)
+
+    def square_norms(self) -> Tensor:
+        """Return zeros, `[N]`."""
+        return self._empty(self.batch.size)
+
+    def sum_of_squares(self) -> Tensor:
+        """Return zeros, `[*shape]`."""
+        return self._empty(*self.shape)
+
+    def gram(self) -> Tensor:
+        """Return zeros, `[N, N]`."""
+        return self._empty(self.batch.size, self.batch.size)
+
+    def dot(self, direction: Tensor) -> Tensor:
+        """Return zeros, `[N]`."""
+        return self._empty(self.batch.size)
+
+    def dot_mean(self) -> Tensor:
+        """Return zeros, `[N]`."""
+        return self._empty(self.batch.size)
+
+    def min_max(self) -> Tensor:
+        """Return two zeros."""
+        return self._empty(2)
+
+    def histogram(self, edges: Tensor, samples: int | None = None) -> Histogram:
+        """Put all N·D zeros into the bin of 0."""
+        one = Histogram.of(self._empty(1), edges.to(self.device))
+        return Histogram(one.counts * self.total, one.nonfinite, self.total)
+
+    def sample(self, count: int) -> Tensor:
+        """Return `count` zeros."""
+        return self._empty(count)
+
+
+class Sum(IndividualGradients):
+    """Individual gradients that arrive in several parts, from several calls of a module or several modules."""
+
+    def __init__(self, parts: list[IndividualGradients]) -> None:
+        first = parts[0]
+        dtype = first.dtype
+        for part in parts[1:]:
+            dtype = torch.promote_types(dtype, part.dtype)
+        super().__init__(first.batch, first.shape, dtype, first.device)
+        self.parts = parts
+
+    def piece(self, samples: slice) -> Tensor:
+        """Add up the parts of some samples."""
+        total = self.parts[0].piece(samples).to(self.dtype, copy=True)
+        for part in self.parts[1:]:
+            total += part.piece(samples)
+        return total
+
+    def mean(self) -> Tensor:
+        """Add up the means of the parts."""
+        return sum((part.mean() for part in self.parts), self._empty(*self.shape))
+
+    def dot(self, direction: Tensor) -> Tensor:
+        """Add up the products of the parts with a direction."""
+        return sum((part.dot(direction) for part in self.parts), self._empty(self.batch.size))
+
+    def release(self) -> None:
+        """Forget what can be computed again, here and in the parts."""
+        super().release()
+        for part in self.parts:
+            part.release()

@@ -1,0 +1,104 @@
+"""Hooks on a model that see each layer's input and the gradient that arrives at its output."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from cockpit.gradients.rules import Call
+from cockpit.gradients.rules.generic import replaying, tensors_in
+
+Sink = Callable[[Call, "tuple[Tensor | None, ...]"], None]
+
+
+class Recorder:
+    """Records the calls of a model's modules, and reports those whose gradients arrive while somebody listens.
+
+    A forward hook on every module with parameters of its own takes references to the inputs, which autograd holds
+    anyway, and puts a tensor hook on the outputs. The references live in that hook, and so they go with the graph.
+    Tensor hooks survive in-place operations on the output, which hooks on the module's backward do not.
+
+    The forward pass comes before the number of the step is known, so the forward hook always runs. The tensor hook
+    returns at once unless `sink` is set.
+
+    Args:
+        model: The model. Its modules may be called in any order, any number of times.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.sink: Sink | None = None
+        self.batch_size: int | None = None
+        self._hooks: list[RemovableHandle] = []
+        # The hooks hold no strong reference to this object: a recorder that is dropped does not live on in the model.
+        this = weakref.ref(self)
+        for module in model.modules():
+            if any(True for _ in module.parameters(recurse=False)):
+                hook = partial(_record, this)
+                self._hooks.append(module.register_forward_hook(hook, with_kwargs=True))
+        self._hooks.append(
+            model.register_forward_hook(partial(_note_batch_size, this), with_kwargs=True)
+        )
+
+    def close(self) -> None:
+        """Remove all hooks from the model."""
+        self.sink = None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+
+def _note_batch_size(
+    this: weakref.ref[Recorder], module: nn.Module, args: Any, kwargs: Any, output: Any
+) -> None:
+    recorder = this()
+    if recorder is None or not torch.is_grad_enabled() or replaying.get():
+        return
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor) and value.dim() > 0:
+            recorder.batch_size = len(value)
+            return
+
+
+def _record(
+    this: weakref.ref[Recorder], module: nn.Module, args: Any, kwargs: Any, output: Any
+) -> None:
+    if not torch.is_grad_enabled() or replaying.get():
+        return
+    if not any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
+        return
+    outputs = tensors_in(output)
+    differentiable = [tensor.requires_grad for tensor in outputs]
+    if not any(differentiable):
+        return
+    call = Call.of(module, args, kwargs)
+    if len(outputs) == 1:
+        outputs[0].register_hook(partial(_arrived_alone, this, call))
+    else:
+        torch.autograd.graph.register_multi_grad_hook(
+            tuple(tensor for tensor in outputs if tensor.requires_grad),
+            partial(_arrived, this, call, differentiable),
+        )
+
+
+def _arrived_alone(this: weakref.ref[Recorder], call: Call, grad: Tensor) -> None:
+    recorder = this()
+    if recorder is not None and recorder.sink is not None:
+        recorder.sink(call, (grad,))
+
+
+def _arrived(
+    this: weakref.ref[Recorder],
+    call: Call,
+    differentiable: list[bool],
+    grads: Sequence[Tensor | None],
+) -> None:
+    recorder = this()
+    if recorder is not None and recorder.sink is not None:
+        arrived = iter(grads)
+        recorder.sink(call, tuple(next(arrived) if known else None for known in differentiable))

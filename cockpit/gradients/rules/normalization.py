@@ -1,0 +1,94 @@
+"""Normalisation layers with a scale and a shift per feature: their gradients are small, and stored.
+
+With x̂ the normalised input and b the gradient with respect to the output, the scale's gradient is the sum of b ∘ x̂ over
+the dimensions that share it, and the shift's that of b.
+
+BatchNorm in training mode couples the samples: the loss of one sample depends on all of them. What is computed then is
+the share of sample i in the gradient, that is, what flows through its slice of the output. The shares add up to the
+gradient exactly.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from cockpit.gradients.batch import Batch
+from cockpit.gradients.handle import Dense, IndividualGradients
+from cockpit.gradients.rules.registry import Call, factors, rule_for
+
+
+def _handles(
+    module: nn.Module, batch: Batch, normalized: Tensor, grad: Tensor, dims: tuple[int, ...]
+) -> dict[str, IndividualGradients]:
+    """Sum over the dimensions that share a parameter."""
+    sums = {"weight": grad * normalized, "bias": grad}
+    return {
+        name: Dense(batch, values.sum(dims) if dims else values)
+        for name, values in sums.items()
+        if getattr(module, name, None) is not None
+    }
+
+
+@rule_for(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+def batch_norm(
+    call: Call, grads: tuple[Tensor | None, ...], batch: Batch
+) -> dict[str, IndividualGradients]:
+    """Serve BatchNorm on `[N, C, *]`, with the statistics that the forward pass used."""
+    module = call.module
+    assert isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
+    x, grad = factors(call, grads, batch)
+    positions = tuple(range(2, x.dim()))
+    channels = (1, -1, *(1 for _ in positions))
+    if call.training or module.running_mean is None or module.running_var is None:
+        variance, mean = torch.var_mean(x, dim=(0, *positions), correction=0)
+    else:
+        variance, mean = module.running_var.to(x.dtype), module.running_mean.to(x.dtype)
+    normalized = (x - mean.reshape(channels)) * (variance + module.eps).rsqrt().reshape(channels)
+    return _handles(module, batch, normalized, grad, positions)
+
+
+@rule_for(nn.LayerNorm)
+def layer_norm(
+    call: Call, grads: tuple[Tensor | None, ...], batch: Batch
+) -> dict[str, IndividualGradients]:
+    """Serve LayerNorm on `[N, *, *normalized_shape]`."""
+    module = call.module
+    assert isinstance(module, nn.LayerNorm)
+    features = len(module.normalized_shape)
+    x, grad = factors(call, grads, batch, batched_dims=1 + features)
+    over = tuple(range(x.dim() - features, x.dim()))
+    variance, mean = torch.var_mean(x, dim=over, correction=0, keepdim=True)
+    normalized = (x - mean) * (variance + module.eps).rsqrt()
+    return _handles(module, batch, normalized, grad, tuple(range(1, x.dim() - features)))
+
+
+@rule_for(nn.GroupNorm)
+def group_norm(
+    call: Call, grads: tuple[Tensor | None, ...], batch: Batch
+) -> dict[str, IndividualGradients]:
+    """Serve GroupNorm on `[N, C, *]`."""
+    module = call.module
+    assert isinstance(module, nn.GroupNorm)
+    x, grad = factors(call, grads, batch)
+    grouped = x.reshape(batch.size, module.num_groups, -1)
+    variance, mean = torch.var_mean(grouped, dim=2, correction=0, keepdim=True)
+    normalized = ((grouped - mean) * (variance + module.eps).rsqrt()).reshape(x.shape)
+    return _handles(module, batch, normalized, grad, tuple(range(2, x.dim())))
+
+
+def rms_norm(
+    call: Call, grads: tuple[Tensor | None, ...], batch: Batch
+) -> dict[str, IndividualGradients]:
+    """Serve RMSNorm on `[N, *, *normalized_shape]`."""
+    module = call.module
+    features = len(module.normalized_shape)
+    x, grad = factors(call, grads, batch, batched_dims=1 + features)
+    over = tuple(range(x.dim() - features, x.dim()))
+    eps = torch.finfo(call.input.dtype).eps if module.eps is None else module.eps
+    normalized = x * (x.square().mean(over, keepdim=True) + eps).rsqrt()
+    return _handles(module, batch, normalized, grad, tuple(range(1, x.dim() - features)))
+
+
+if hasattr(nn, "RMSNorm"):  # since torch 2.4
+    rule_for(nn.RMSNorm)(rms_norm)

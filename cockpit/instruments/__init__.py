@@ -1,0 +1,124 @@
+"""Instruments: what to show of a run, as data that any renderer can draw.
+
+`INSTRUMENTS` lists them; `panels` applies them to a run and gives every other quantity a default
+instrument. Add your own with the `instrument` decorator and pass ``(*INSTRUMENTS, mine)``::
+
+    @instrument("MyQuantity")
+    def mine(run):
+        data = run.series("MyQuantity")
+        return Panel("Mine", "GRADIENTS", "Lower is better.", (Line(data.index, data.values),))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from cockpit.instruments import (
+    accuracy,
+    alpha,
+    alpha_distribution,
+    alpha_fit,
+    default,
+    distance,
+    grad_histogram,
+    grad_histogram_history,
+    grad_norm,
+    grad_norm_layers,
+    grad_tests,
+    learning_rate,
+    loss,
+    step_time,
+)
+from cockpit.instruments.instrument import Instrument, Readable, instrument
+from cockpit.instruments.panel import (
+    GROUPS,
+    Band,
+    Bars,
+    Color,
+    Group,
+    Heat,
+    Line,
+    Mark,
+    Panel,
+    Points,
+    Reference,
+    Scale,
+)
+
+__all__ = [
+    "GROUPS",
+    "INSTRUMENTS",
+    "WITHOUT_PICTURE",
+    "Band",
+    "Bars",
+    "Color",
+    "Group",
+    "Heat",
+    "Instrument",
+    "Line",
+    "Mark",
+    "Panel",
+    "Points",
+    "Readable",
+    "Reference",
+    "Scale",
+    "instrument",
+    "panels",
+]
+
+INSTRUMENTS: tuple[Instrument, ...] = (
+    alpha.panel,
+    alpha_distribution.panel,
+    alpha_fit.panel,
+    distance.panel,
+    grad_norm.panel,
+    grad_norm_layers.panel,
+    grad_tests.panel,
+    grad_histogram.panel,
+    grad_histogram_history.panel,
+    loss.panel,
+    accuracy.panel,
+    step_time.panel,
+    learning_rate.panel,
+)
+"""The instruments, in the order in which their pictures stand within a group."""
+
+WITHOUT_PICTURE = frozenset({"Parameters", "epoch_count"})
+"""Quantities that are recorded to be read, not to be looked at."""
+
+
+def panels(
+    run: Readable,
+    instruments: Iterable[Instrument] = INSTRUMENTS,
+    on_error: Callable[[str, Exception], None] | None = None,
+) -> list[Panel]:
+    """Return the panels of a run, ordered by group.
+
+    Args:
+        run: The run; an unfinished one is fine.
+        instruments: What to apply; every recorded quantity that none of them shows gets the default
+            instrument.
+        on_error: Called with the name of an instrument that fails and its error, which then costs
+            no more than its own picture. Without it, errors are raised.
+
+    Returns:
+        The panels; an empty list when nothing has been recorded.
+    """
+    instruments = tuple(instruments)
+    shown = WITHOUT_PICTURE.union(*(item.quantities for item in instruments))
+    makers: list[tuple[str, Callable[[], Panel | None]]] = [
+        (", ".join(item.quantities), partial(item, run)) for item in instruments
+    ]
+    makers += [(q, partial(default.panel, run, q)) for q in run.quantities if q not in shown]
+    found: list[Panel] = []
+    for name, make in makers:
+        try:
+            panel = make()
+        except Exception as error:  # noqa: PERF203
+            if on_error is None:
+                raise
+            on_error(name, error)
+        else:
+            found += [panel] if panel is not None else []
+    return sorted(found, key=lambda panel: GROUPS.index(panel.group))

@@ -1,0 +1,7 @@
+"""The run file: one SQLite file per run, written by a thread, readable by others all the while."""
+
+from cockpit.log.reader import RunFile
+from cockpit.log.schema import Event, ParameterInfo, Row, Series
+from cockpit.log.writer import RunWriter
+
+__all__ = ["Event", "ParameterInfo", "Row", "RunFile", "RunWriter", "Series"]

@@ -1,0 +1,295 @@
+"""Reading a run file with nothing but SQLite and numpy."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from cockpit.errors import NotARunFile
+from cockpit.log.schema import (
+    APPLICATION_ID,
+    SCHEMA_VERSION,
+    Event,
+    ParameterInfo,
+    Series,
+    is_alive,
+    unpack,
+)
+
+_OF_QUANTITY = "WHERE series IN (SELECT id FROM series WHERE quantity = ?)"
+
+
+class RunFile:
+    """Read-only view of a run file, also while another process writes it.
+
+    Every call reads what is committed at that moment. Use it from one thread, and close it (or use
+    it as a context manager): as long as a reader is open, the writer's ``close()`` leaves its two
+    helper files beside the run file.
+
+    Args:
+        path: The run file.
+
+    Raises:
+        NotARunFile: There is no such file, or it is not one that this version reads. Every other
+            method raises it too when it comes upon damaged data.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).expanduser().absolute()
+        _check_file(self.path)
+        with self._translated():
+            self._connection = sqlite3.connect(
+                f"{self.path.as_uri()}?mode=ro", uri=True, isolation_level=None
+            )
+        try:
+            self._check_database()
+        except NotARunFile:
+            self.close()
+            raise
+
+    def _check_database(self) -> None:
+        # None of these reads the file: they hold before anything of it is touched.
+        for pragma in ("trusted_schema = OFF", "query_only = ON", "busy_timeout = 10000"):
+            self._connection.execute(f"PRAGMA {pragma}")
+        ((application,),) = self._all("PRAGMA application_id")
+        if application != APPLICATION_ID:
+            raise NotARunFile(
+                f"{self.path} is an SQLite database of another program, not a run file. "
+                "Give the path that was passed to Cockpit(..., log=path)."
+            )
+        ((version,),) = self._all("PRAGMA user_version")
+        if version > SCHEMA_VERSION:
+            raise NotARunFile(
+                f"{self.path} was written by a newer version of torch-cockpit "
+                f"(format {version}; this one reads up to {SCHEMA_VERSION}). "
+                "Upgrade with: pip install --upgrade torch-cockpit"
+            )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the writer was told about the run."""
+        settings = self._meta("settings", {})
+        return settings if isinstance(settings, dict) else {}
+
+    @property
+    def status(self) -> str:
+        """Either "running" (or killed without warning: see `is_live`) or "closed"."""
+        return str(self._meta("status", "closed"))
+
+    @property
+    def created(self) -> float:
+        """When the file was made, in seconds since 1970."""
+        return float(self._meta("created", 0.0))
+
+    @property
+    def process(self) -> dict[str, Any]:
+        """The process that writes or wrote: ``pid``, ``host``, ``started``."""
+        return {key: self._meta(key, "") for key in ("pid", "host", "started")}
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the writing process is known to be alive, which only its host can tell."""
+        return self.status == "running" and is_alive(self.process)
+
+    @property
+    def parameters(self) -> list[ParameterInfo]:
+        """The parameters of the model, in its order."""
+        rows = self._all("SELECT name, shape, dtype FROM parameters ORDER BY id")
+        with self._translated():
+            return [
+                ParameterInfo(name, tuple(json.loads(shape)), kind) for name, shape, kind in rows
+            ]
+
+    def series(self) -> list[Series]:
+        """Return what there are values of, in the order of first appearance."""
+        columns = "id, quantity, key, parameter, kind, detail, source"
+        return [
+            Series(number, quantity, key, parameter, kind, bool(detail), source)
+            for number, quantity, key, parameter, kind, detail, source in self._all(
+                f"SELECT {columns} FROM series ORDER BY id"
+            )
+        ]
+
+    def steps(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the tracked steps (int64), and in seconds (float64) wall and monotonic time."""
+        rows = self._all("SELECT step, wall, monotonic FROM steps ORDER BY step")
+        return self._columns(rows, np.int64, np.float64, np.float64)
+
+    def scalars(self, quantity: str | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return series ids, steps (int64) and values (float64), ordered by series and step.
+
+        Args:
+            quantity: Only those of this quantity.
+        """
+        where, values = ("", ()) if quantity is None else (_OF_QUANTITY, (quantity,))
+        rows = self._all(
+            f"SELECT series, step, value FROM scalars {where} ORDER BY series, step", values
+        )
+        return self._columns(rows, np.int64, np.int64, np.float64)
+
+    def arrays(self, quantity: str | None = None) -> Iterator[tuple[Series, int, np.ndarray]]:
+        """Yield series, step and array, one after the other, ordered by series and step.
+
+        Args:
+            quantity: Only those of this quantity.
+        """
+        where, values = ("", ()) if quantity is None else (_OF_QUANTITY, (quantity,))
+        with self._snapshot():
+            series = {one.id: one for one in self.series()}
+            with self._translated():
+                found = self._connection.execute(
+                    f"SELECT series, step, dtype, shape, blob FROM arrays {where} "
+                    "ORDER BY series, step",
+                    values,
+                )
+            while True:
+                with self._translated():
+                    row = found.fetchone()
+                    if row is None:
+                        return
+                    item = series[row[0]], row[1], unpack(*row[2:])
+                yield item
+
+    def events(self) -> list[Event]:
+        """Return the events in the order in which they happened."""
+        rows = self._all("SELECT step, wall, kind, subject, message FROM events ORDER BY id")
+        return [Event(*row) for row in rows]
+
+    def output(self) -> dict[int, dict[str, Any]]:
+        """Return the quantities' values in the shape of Cockpit 1.0, ``{step: {quantity: value}}``.
+
+        A value is a float or an array; a list of them, in the order of `parameters`, where it was
+        recorded per parameter; or a dictionary of those where the quantity has several keys. Where
+        one key has both a total and values per parameter, it is the total. Details and metrics of
+        the user are left out.
+        """
+        with self._snapshot():
+            series = {one.id: one for one in self.series()}
+            order = {parameter.name: place for place, parameter in enumerate(self.parameters)}
+            scalars = zip(*(column.tolist() for column in self.scalars()), strict=True)
+            found = [(series[i], step, value) for i, step, value in scalars] + list(self.arrays())
+        nested: dict[int, dict[str, dict[str, dict[str, Any]]]] = {}
+        for one, step, value in found:
+            if one.source == "quantity" and not one.detail:
+                keys = nested.setdefault(step, {}).setdefault(one.quantity, {})
+                keys.setdefault(one.key, {})[one.parameter] = value
+        return {
+            step: {name: _value(keys, order) for name, keys in nested[step].items()}
+            for step in sorted(nested)
+        }
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+    def __enter__(self) -> RunFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"RunFile({str(self.path)!r})"
+
+    def _all(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        with self._translated():
+            return self._connection.execute(query, values).fetchall()
+
+    def _columns(self, rows: list[tuple[Any, ...]], *dtypes: type) -> Any:
+        columns = zip(*rows, strict=True) if rows else ((),) * len(dtypes)
+        with self._translated():  # numpy reads None, which is how SQLite keeps NaN, as NaN
+            return tuple(np.array(c, dtype=d) for c, d in zip(columns, dtypes, strict=True))
+
+    def _meta(self, key: str, default: Any) -> Any:
+        rows = self._all("SELECT value FROM meta WHERE key = ?", (key,))
+        with self._translated():
+            return json.loads(rows[0][0]) if rows else default
+
+    @contextmanager
+    def _snapshot(self) -> Iterator[None]:
+        """Let all reads in the block see the same moment."""
+        outermost = not self._connection.in_transaction
+        if outermost:
+            with self._translated():
+                self._connection.execute("BEGIN")
+        try:
+            yield
+        finally:
+            if outermost:
+                with suppress(sqlite3.ProgrammingError):  # closed before the end of an iteration
+                    self._connection.execute("COMMIT")
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Name the file and the way out in whatever goes wrong while reading."""
+        try:
+            yield
+        except sqlite3.ProgrammingError:
+            raise  # the caller's mistake, such as reading after close()
+        except sqlite3.OperationalError as error:
+            text = str(error)
+            if "locked" in text:
+                raise NotARunFile(
+                    f"{self.path} is locked by another program ({text}). "
+                    "Try again once that is done."
+                ) from error
+            if "unable to open" in text:
+                raise NotARunFile(
+                    f"{self.path} cannot be opened ({text}). Check that it may "
+                    "be read; a run that was killed also "
+                    "needs its -wal file, and a folder that may be written to."
+                ) from error
+            raise self._damaged(error) from error
+        except (sqlite3.Error, ValueError, TypeError, KeyError, OverflowError) as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: Exception) -> NotARunFile:
+        return NotARunFile(
+            f"{self.path} is damaged: {error}. "
+            "Take an older copy, or save what is left with: sqlite3 FILE .recover"
+        )
+
+
+def _check_file(path: Path) -> None:
+    if path.is_dir():
+        raise NotARunFile(f"{path} is a folder, not a run file. Give the path of a file in it.")
+    if not path.exists():
+        raise NotARunFile(
+            f"There is no file {path}. Give the path that was passed to Cockpit(..., log=path)."
+        )
+    try:
+        with path.open("rb") as file:
+            start = file.read(16)
+    except OSError as error:
+        raise NotARunFile(f"{path} cannot be read: {error}. Check its permissions.") from error
+    if not start:
+        raise NotARunFile(f"{path} is empty, not a run file. Remove it, or give another path.")
+    if start != b"SQLite format 3\0":
+        raise NotARunFile(
+            f"{path} is not an SQLite database and so not a run file. "
+            "Give the path that was passed to Cockpit(..., log=path)."
+        )
+
+
+def _value(keys: dict[str, dict[str, Any]], order: dict[str, int]) -> Any:
+    """Turn {key: {parameter: value}} into the shape that `RunFile.output` describes."""
+    values = {
+        key: parts[""]
+        if "" in parts
+        else [parts[name] for name in sorted(parts, key=lambda name: order.get(name, len(order)))]
+        for key, parts in keys.items()
+    }
+    return values[""] if list(values) == [""] else values

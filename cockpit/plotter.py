@@ -1,0 +1,238 @@
+"""`CockpitPlotter`: all pictures of a run in one matplotlib figure, in a window or in a file."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.figure import Figure
+
+from cockpit.errors import CockpitWarning, InvalidArgument, InvalidType
+from cockpit.instruments import INSTRUMENTS, Instrument, Readable, panels
+from cockpit.instruments.reading import curve, number
+from cockpit.plotting import draw_figure
+from cockpit.plotting.theme import theme_of
+
+__all__ = ["CockpitPlotter"]
+
+WITHOUT_WINDOW = frozenset({"agg", "cairo", "pdf", "pgf", "ps", "svg", "template"})
+
+
+class CockpitPlotter:
+    """Draws all pictures of a run in one figure.
+
+    The short way: ``CockpitPlotter().plot("runs/first.db", save_plot=True)``.
+
+    Args:
+        secondary_screen: Put the window on a second screen, right of the first.
+        style: ``"light"`` or ``"dark"``.
+        figsize: Width and height in inches.
+        instruments: What to show; every other quantity gets the default instrument.
+
+    Raises:
+        InvalidArgument: There is no such style.
+    """
+
+    def __init__(
+        self,
+        secondary_screen: bool = False,
+        *,
+        style: str = "light",
+        figsize: tuple[float, float] = (16.0, 9.0),
+        instruments: Iterable[Instrument] = INSTRUMENTS,
+    ) -> None:
+        theme_of(style)
+        self.secondary_screen = secondary_screen
+        self.style = style
+        self.figsize = figsize
+        self.instruments = tuple(instruments)
+        self._window: Figure | None = None
+
+    def plot(
+        self,
+        source: Any,
+        show_plot: bool = True,
+        block: bool = False,
+        save_plot: bool = False,
+        savedir: str | os.PathLike[str] | None = None,
+        savename: str = "cockpit",
+        savename_append: str | None = None,
+        savefig_kwargs: Mapping[str, Any] | None = None,
+        show_log_iter: bool = False,
+        discard: int | None = None,
+        plot_title: str | None = None,
+        debug: bool = False,
+        *,
+        style: str | None = None,
+    ) -> Figure:
+        """Draw the run as it is now; called again, the same window is drawn anew.
+
+        Args:
+            source: A run, the path of its file, or the cockpit that is recording it.
+            show_plot: Show the figure in a window. Where there are none, this does nothing.
+            block: Wait until the window is closed.
+            save_plot: Save the figure as ``<savedir>/<savename><savename_append>.png``.
+            savedir: Folder to save to; that of the run by default. It is made if need be.
+            savename: Name of the file, without its ending.
+            savename_append: What to append to the name, such as a counter.
+            savefig_kwargs: More arguments for `matplotlib.figure.Figure.savefig`; ``format`` sets
+                the ending, too.
+            show_log_iter: Logarithmic step axes.
+            discard: Leave out what came after this step.
+            plot_title: Title of the figure; the name of the run by default.
+            debug: Raise the error of an instrument that fails, instead of leaving out its picture
+                with a warning.
+            style: ``"light"`` or ``"dark"``, instead of the plotter's own.
+
+        Returns:
+            The figure.
+
+        Raises:
+            InvalidArgument: There is no such style.
+            InvalidType: `source` is nothing that can be drawn.
+        """
+        style = style or self.style
+        theme = theme_of(style)
+        run = _run_of(source)
+        shown: Readable = run if discard is None else _Until(run, discard)
+        figure = self._figure(show_plot)
+        with mpl.rc_context(theme.rc):
+            figure.clear()
+            draw_figure(
+                panels(shown, self.instruments, None if debug else _warn),
+                figure,
+                style=style,
+                title=plot_title if plot_title is not None else _name(run),
+                subtitle=_subtitle(shown, getattr(run, "status", "")),
+                log_steps=show_log_iter,
+            )
+            if save_plot:
+                _save(figure, run, savedir, savename + (savename_append or ""), savefig_kwargs)
+        if figure is self._window:
+            self._show(figure, block)
+        return figure
+
+    def _figure(self, show_plot: bool) -> Figure:
+        """Return the open window's figure, that of a new window, or one that no window shows."""
+        if not show_plot or not _has_windows():
+            return Figure(figsize=self.figsize)
+        from matplotlib import pyplot as plt
+
+        if self._window is None or not plt.fignum_exists(getattr(self._window, "number", -1)):
+            self._window = plt.figure(figsize=self.figsize)
+            if self.secondary_screen:
+                _move_to_second_screen(self._window)
+        return self._window
+
+    def _show(self, figure: Figure, block: bool) -> None:
+        from matplotlib import pyplot as plt
+
+        figure.canvas.draw_idle()
+        plt.show(block=block)
+        figure.canvas.flush_events()
+
+
+@dataclass(frozen=True)
+class _Until:
+    """A run without what came after a step."""
+
+    run: Readable
+    step: int
+
+    @property
+    def parameters(self) -> list[str]:
+        return self.run.parameters
+
+    @property
+    def quantities(self) -> list[str]:
+        return self.run.quantities
+
+    def scalars(self, quantity: str | None = None) -> pd.DataFrame:
+        frame = self.run.scalars(quantity)
+        return frame[frame["step"] <= self.step]
+
+    def series(self, quantity: str, part: str | None = None) -> pd.Series | pd.DataFrame:
+        return self.run.series(quantity, part).loc[: self.step]
+
+    def arrays(self, quantity: str | None = None, part: str | None = None) -> pd.DataFrame:
+        frame = self.run.arrays(quantity, part)
+        return frame[frame["step"] <= self.step]
+
+
+def _run_of(source: Any) -> Any:
+    """Return the run that `source` is, names, or records."""
+    if isinstance(source, str | os.PathLike):
+        from cockpit.run import open_run
+
+        return open_run(source)
+    if hasattr(source, "scalars"):
+        if getattr(source, "status", "") == "running" and hasattr(source, "reload"):
+            source.reload()  # it keeps what it has read, and there may be more by now
+        return source
+    if callable(getattr(source, "run", None)):
+        return source.run()
+    raise InvalidType(
+        f"source must be a run, the path of a run file, or a cockpit, got {type(source).__name__}"
+    )
+
+
+def _name(run: Any) -> str:
+    path = getattr(run, "path", None)
+    return Path(path).stem if path else "cockpit"
+
+
+def _subtitle(run: Readable, status: str) -> str:
+    """Return in a few words how far the run has come."""
+    frame = run.scalars()
+    words = []
+    if len(frame):
+        words = [f"step {frame['step'].max():,}", f"{frame['step'].nunique():,} steps tracked"]
+        epoch = curve(run, "epoch_count")
+        words[:0] = [f"epoch {number(float(epoch.values[-1]))}"] if epoch is not None else []
+        words += [f"{len(run.parameters)} parameters"] if run.parameters else []
+    return "  ·  ".join([*words, status] if status else words)
+
+
+def _warn(name: str, error: Exception) -> None:
+    warnings.warn(
+        f"no picture of {name}: {type(error).__name__}: {error}; plot(..., debug=True) raises it",
+        CockpitWarning,
+        stacklevel=4,
+    )
+
+
+def _save(
+    figure: Figure,
+    run: Any,
+    savedir: str | os.PathLike[str] | None,
+    name: str,
+    savefig_kwargs: Mapping[str, Any] | None,
+) -> None:
+    options = {"dpi": 150, "format": "png", **(savefig_kwargs or {})}
+    if not name:
+        raise InvalidArgument("savename must not be empty")
+    path = getattr(run, "path", None)
+    folder = Path(savedir) if savedir is not None else Path(path).parent if path else Path()
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / f"{name}.{options['format']}", **options)
+
+
+def _has_windows() -> bool:
+    """Return whether the current backend of matplotlib opens windows."""
+    backend = mpl.get_backend().lower()
+    return backend not in WITHOUT_WINDOW and "inline" not in backend
+
+
+def _move_to_second_screen(figure: Figure) -> None:
+    """Move the window right of the first screen, under Tk and Qt."""
+    window: Any = getattr(figure.canvas.manager, "window", None)
+    if hasattr(window, "wm_geometry"):  # Tk
+        window.wm_geometry(f"+{window.winfo_screenwidth()}+0")
+    elif hasattr(window, "screen") and hasattr(window, "move"):  # Qt
+        window.move(window.screen().geometry().right() + 1, 0)

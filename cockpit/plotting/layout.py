@@ -1,0 +1,288 @@
+"""The figure: panels in rows by group, each on a card, so that no text ever meets another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import FancyBboxPatch
+
+from cockpit.instruments.panel import Group, Panel
+from cockpit.plotting.letters import shorten, width_of
+from cockpit.plotting.matplotlib import caption, caption_height, draw_body, pen_for
+from cockpit.plotting.theme import Theme, theme_of
+
+__all__ = ["Section", "arrange", "draw_figure"]
+
+ASPECT = 1.25
+"""Width over height that a card should have."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Panels of one group that stand side by side."""
+
+    group: Group
+    panels: tuple[Panel, ...]
+
+
+Row = list[Section]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One card: `left`, `bottom`, `width` and `height` in inches, and the axes on it."""
+
+    panel: Panel
+    axes: Axes
+    left: float
+    bottom: float
+    width: float
+    height: float
+
+
+def arrange(panels: Sequence[Panel], width: float, height: float) -> list[Row]:
+    """Return the rows in which panels, ordered by group, fill `width` × `height` best."""
+    groups = [Section(group, tuple(items)) for group, items in groupby(panels, lambda p: p.group)]
+    choices = [_rows(groups, columns) for columns in range(1, 8)]
+    return min(choices, key=lambda rows: _strain(rows, width, height))
+
+
+def draw_figure(
+    panels: Sequence[Panel],
+    figure: Figure,
+    *,
+    style: str = "light",
+    title: str = "",
+    subtitle: str = "",
+    log_steps: bool = False,
+) -> Figure:
+    """Draw panels on an empty figure, by group.
+
+    Args:
+        panels: What to draw, ordered by group.
+        figure: Where to draw.
+        style: ``"light"`` or ``"dark"``.
+        title: Headline of the figure.
+        subtitle: Small text below it.
+        log_steps: Whether the step axes are logarithmic.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InvalidArgument: There is no such style.
+    """
+    theme = theme_of(style)
+    figure.set_facecolor(theme.background)
+    width, height = (float(v) for v in figure.get_size_inches())
+    letters = float(np.clip(math.sqrt(width * height) / 1.75, 5.0, 12.0))
+    top = _header(figure, theme, title, subtitle, letters)
+    if not panels:
+        _say_nothing(figure, theme, letters)
+        return figure
+    rows = arrange(panels, width, top)
+    cards = [(width / sum(len(s.panels) for s in row), top / len(rows)) for row in rows]
+    letters = float(np.clip(min(math.sqrt(w * h) for w, h in cards) * 2.65, 4.9, 14.0))
+    cells = _cells(figure, theme, rows, top, letters)
+    for row in cells:
+        for cell in row:
+            _place(cell, 4.5 * letters, 3.0 * letters, 1.0 * letters, 7.0 * letters)
+            draw_body(cell.panel, cell.axes, pen_for(cell.axes, theme, log_steps, letters))
+    _share_steps([cell for row in cells for cell in row])
+    for row in cells:
+        _fit(row, theme, log_steps, letters)
+    return figure
+
+
+def _rows(groups: list[Section], columns: int) -> list[Row]:
+    """Return rows of at most `columns` panels; small groups share one, large ones are split."""
+    rows: list[Row] = []
+    for section in groups:
+        count = len(section.panels)
+        free = columns - sum(len(s.panels) for s in rows[-1]) if rows else 0
+        if count <= free:
+            rows[-1].append(section)
+            continue
+        lines = math.ceil(count / columns)
+        rows += [
+            [Section(section.group, tuple(section.panels[i] for i in part))]
+            for part in np.array_split(np.arange(count), lines)
+        ]
+    return rows
+
+
+def _strain(rows: list[Row], width: float, height: float) -> float:
+    """Return how far the cards are from the shape that they should have."""
+    counts = [sum(len(section.panels) for section in row) for row in rows]
+    shapes = [width / count / (height / len(rows)) for count in counts for _ in range(count)]
+    return float(np.mean(np.square(np.log(np.array(shapes) / ASPECT))))
+
+
+def _header(figure: Figure, theme: Theme, title: str, subtitle: str, letters: float) -> float:
+    """Write the title at the top and return the height in inches that is left below it."""
+    width, height = (float(v) for v in figure.get_size_inches())
+    inch = figure.dpi_scale_trans
+    left, size = 0.16 + letters / 100, 1.75 * letters
+    line = height - 0.12 - size / 72
+    shown = shorten(title, (width - 2 * left) * 72, size)
+    figure.text(
+        left, line, shown, transform=inch, fontsize=size, fontweight="bold", color=theme.text
+    )
+    taken = left + (width_of(shown, size, "bold") + 1.5 * letters) / 72
+    room = (width - taken - left) * 72
+    if subtitle and width_of(subtitle, letters) <= room:
+        figure.text(
+            width - left,
+            line,
+            subtitle,
+            transform=inch,
+            fontsize=letters,
+            color=theme.muted,
+            ha="right",
+        )
+    elif subtitle:
+        line -= 1.5 * letters / 72
+        small = shorten(subtitle, (width - 2 * left) * 72, letters)
+        figure.text(left, line, small, transform=inch, fontsize=letters, color=theme.muted)
+    return line - 0.8 * letters / 72
+
+
+def _say_nothing(figure: Figure, theme: Theme, letters: float) -> None:
+    for y, text, size, color in (
+        (0.52, "Nothing recorded yet", 2.2 * letters, theme.text),
+        (0.46, "The first tracked step will appear here.", 1.2 * letters, theme.muted),
+    ):
+        figure.text(0.5, y, text, ha="center", fontsize=size, color=color)
+
+
+def _cells(
+    figure: Figure, theme: Theme, rows: list[Row], top: float, letters: float
+) -> list[list[Cell]]:
+    """Draw headings and cards, and make the axes of every panel."""
+    width, height = (float(v) for v in figure.get_size_inches())
+    counts = [sum(len(section.panels) for section in row) for row in rows]
+    columns = math.lcm(*counts)
+    border, gap, heading = 0.1 + letters / 100, 0.05 + letters / 160, 1.9 * letters / 72
+    grid = figure.add_gridspec(
+        len(rows),
+        columns,
+        left=border / width,
+        right=1 - border / width,
+        bottom=border / height,
+        top=top / height,
+        wspace=0,
+        hspace=0,
+    )
+    cells: list[list[Cell]] = []
+    for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
+        span, column = columns // count, 0
+        line: list[Cell] = []
+        for section in row:
+            start = len(line)
+            for panel in section.panels:
+                axes = figure.add_subplot(grid[index, column : column + span])
+                column += span
+                box = axes.get_position()
+                cell = Cell(
+                    panel,
+                    axes,
+                    box.x0 * width + gap / 2,
+                    box.y0 * height + gap / 2,
+                    box.width * width - gap,
+                    box.height * height - gap / 2 - heading,
+                )
+                line.append(cell)
+                _card(figure, theme, cell, letters)
+            _heading(figure, theme, section.group, line[start:], letters)
+        cells.append(line)
+    return cells
+
+
+def _card(figure: Figure, theme: Theme, cell: Cell, letters: float) -> None:
+    figure.add_artist(
+        FancyBboxPatch(
+            (cell.left, cell.bottom),
+            cell.width,
+            cell.height,
+            boxstyle=f"round,pad=0,rounding_size={letters / 130}",
+            transform=figure.dpi_scale_trans,
+            facecolor=theme.card,
+            edgecolor=theme.border,
+            linewidth=0.6,
+            zorder=-1,
+        )
+    )
+
+
+def _heading(figure: Figure, theme: Theme, group: Group, cells: list[Cell], letters: float) -> None:
+    first, last = cells[0], cells[-1]
+    color, inch = theme.groups[group], figure.dpi_scale_trans
+    line = first.bottom + first.height + 0.6 * letters / 72
+    size = 1.1 * letters
+    figure.text(
+        first.left + 0.02,
+        line,
+        group,
+        transform=inch,
+        fontsize=size,
+        fontweight="bold",
+        color=color,
+    )
+    start = first.left + 0.02 + (width_of(group, size, "bold") + letters) / 72
+    end = last.left + last.width - 0.02
+    if start < end:
+        level = line + 0.36 * size / 72
+        figure.add_artist(
+            Line2D(
+                [start, end], [level, level], transform=inch, color=color, linewidth=1.2, alpha=0.45
+            )
+        )
+
+
+def _place(cell: Cell, left: float, bottom: float, right: float, top: float) -> None:
+    """Give the axes the card without these margins, in points."""
+    width, height = (float(v) for v in cell.axes.figure.get_size_inches())  # type: ignore[union-attr]
+    across = max(cell.width - (left + right) / 72, 0.15 * cell.width)
+    up = max(cell.height - (top + bottom) / 72, 0.15 * cell.height)
+    x, y = cell.left + left / 72, cell.bottom + bottom / 72
+    cell.axes.set_position((x / width, y / height, across / width, up / height))
+
+
+def _share_steps(cells: list[Cell]) -> None:
+    """Give all pictures over the steps the same range, so that they can be compared."""
+    over_steps = [cell.axes for cell in cells if cell.panel.over_steps]
+    with_data = [axes for axes in over_steps if np.isfinite(axes.dataLim.intervalx).all()]
+    if with_data:
+        limits = np.array([axes.dataLim.intervalx for axes in with_data])
+        low, high = float(limits[:, 0].min()), float(limits[:, 1].max())
+        air = 0.015 * (high - low) or 0.5
+        for axes in over_steps:
+            axes.set_xlim(low if axes.get_xscale() == "symlog" else low - air, high + air)
+
+
+def _fit(row: list[Cell], theme: Theme, log_steps: bool, letters: float) -> None:
+    """Measure what hangs over the axes of a row, and give each the room that is left."""
+    pad = 0.9 * letters
+    overhangs = []
+    for cell in row:
+        box, all_ = cell.axes.get_window_extent(), cell.axes.get_tightbbox()
+        assert all_ is not None
+        scale = 72.0 / cell.axes.figure.dpi
+        overhangs.append(
+            [max(0.0, scale * v) for v in (box.x0 - all_.x0, box.y0 - all_.y0, all_.x1 - box.x1)]
+        )
+    bottom = max(overhang[1] for overhang in overhangs) + 0.8 * pad
+    for cell, (left, _, right) in zip(row, overhangs, strict=True):
+        width = cell.width * 72 - 2 * pad
+        _place(cell, left + pad, bottom, right + pad, 7.0 * letters)
+        pen = pen_for(cell.axes, theme, log_steps, letters)
+        top = caption_height(cell.panel, cell.axes, pen, width)
+        _place(cell, left + pad, bottom, right + pad, top + 0.6 * pad)
+        caption(cell.panel, cell.axes, pen, width, top, left)

@@ -1,0 +1,212 @@
+"""The matplotlib renderer: draws one panel on one pair of axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from cockpit.instruments.panel import Panel, Reference
+from cockpit.plotting.letters import width_of, wrap
+from cockpit.plotting.marks import Pen, draw_mark, mark_edges
+from cockpit.plotting.references import draw_references
+from cockpit.plotting.scales import has_data, heights, set_limits, set_scale, set_ticks
+from cockpit.plotting.theme import Theme, theme_of
+
+__all__ = ["caption", "caption_height", "draw", "draw_body", "pen_for"]
+
+TITLE = 1.35
+"""Size of a title relative to the small letters."""
+
+
+def draw(panel: Panel, axes: Axes, *, style: str = "light", log_steps: bool = False) -> Axes:
+    """Draw a panel on your own axes, with its title and how to read it above.
+
+    Args:
+        panel: What to draw.
+        axes: Where; what is on them stays.
+        style: ``"light"`` or ``"dark"``.
+        log_steps: Whether a step axis is logarithmic.
+
+    Returns:
+        The axes.
+
+    Raises:
+        InvalidArgument: There is no such style.
+    """
+    pen = pen_for(axes, theme_of(style), log_steps)
+    draw_body(panel, axes, pen)
+    caption(panel, axes, pen, pen.width, caption_height(panel, axes, pen, pen.width))
+    return axes
+
+
+def pen_for(axes: Axes, theme: Theme, log_steps: bool, letters: float | None = None) -> Pen:
+    """Return the pen that suits axes of this size."""
+    box = axes.get_window_extent()
+    scale = 72.0 / axes.figure.dpi
+    width, height = max(box.width * scale, 1.0), max(box.height * scale, 1.0)
+    if letters is None:
+        letters = float(np.clip(np.sqrt(width * height) / 26, 6.0, 11.0))
+    return Pen(theme, letters, width, height, log_steps)
+
+
+def draw_body(panel: Panel, axes: Axes, pen: Pen) -> None:
+    """Draw all that lies on and below the axes, and the legend on top of them."""
+    theme = pen.theme
+    axes.set_facecolor(theme.card)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(theme.border)
+    axes.tick_params(colors=theme.muted, labelsize=pen.letters, length=0, pad=0.35 * pen.letters)
+    axes.grid(True, color=theme.grid, linewidth=0.6, zorder=0)
+    axes.set_axisbelow(True)
+    values = heights(panel)
+    set_scale(panel, axes, values)
+    for mark in panel.marks:
+        if not isinstance(mark, Reference):
+            draw_mark(mark, axes, pen)
+    set_limits(panel, axes, values, pen)
+    set_ticks(panel, axes, pen)
+    draw_references(panel, axes, pen)
+    mark_edges(panel, axes, pen)
+    if not has_data(panel):
+        axes.text(
+            0.5,
+            0.5,
+            "no finite values",
+            transform=axes.transAxes,
+            ha="center",
+            va="center",
+            fontsize=pen.letters,
+            color=theme.muted,
+        )
+    unit = f" [{panel.unit}]" if panel.unit else ""
+    label: dict[str, Any] = {
+        "fontsize": pen.letters,
+        "color": theme.muted,
+        "labelpad": 0.3 * pen.letters,
+    }
+    axes.set_xlabel(panel.x_label, **label)
+    axes.set_ylabel(f"{panel.y_label}{unit}", **label)
+    if len(panel.y_label) == 1 and not unit:
+        axes.yaxis.label.set(rotation=0, va="center", ha="right")
+    _legend(axes, pen)
+
+
+def caption_height(panel: Panel, axes: Axes, pen: Pen, width: float) -> float:
+    """Return the room in points that the words above the axes, and their legend, need."""
+    title, lines, _ = _break(panel, pen.letters, width)
+    return _legend_height(axes, pen) + pen.letters * (
+        0.55 + 1.22 * len(lines) + 0.3 * bool(lines) + 1.2 * TITLE * len(title)
+    )
+
+
+def caption(
+    panel: Panel, axes: Axes, pen: Pen, width: float, height: float, left: float = 0.0
+) -> None:
+    """Write title, headline and how to read it above the axes.
+
+    Args:
+        panel: Whose words.
+        axes: Above which.
+        pen: Sizes and colours.
+        width: How wide the text may be, in points.
+        height: How far above the axes the text starts, in points; at least `caption_height`.
+        left: How far left of the axes the text starts, in points.
+    """
+    theme, letters, big = pen.theme, pen.letters, TITLE * pen.letters
+    title, lines, headline = _break(panel, letters, width)
+    level = height - big * 1.2 * len(title) + 0.2 * big
+    axes.set_title(
+        "\n".join(title),
+        loc="left",
+        x=-left / pen.width,
+        y=1.0,
+        pad=level,
+        fontsize=big,
+        fontweight="bold",
+        color=theme.text,
+        linespacing=1.1,
+    )
+    if headline:
+        first = level + 1.2 * big * (len(title) - 1)
+        color = theme.groups[panel.group]
+        _write(axes, headline, width - left, first, big, color, ha="right", weight="bold")
+    level -= 0.3 * letters
+    for line in lines:
+        level -= 1.22 * letters
+        _write(axes, line, -left, level, letters, theme.muted)
+
+
+def _break(panel: Panel, letters: float, width: float) -> tuple[list[str], list[str], str]:
+    """Return the lines of title and how to read it, and the headline if there is room for it."""
+    big = TITLE * letters
+    taken = width_of(panel.headline, big, "bold") + letters
+    fits = bool(panel.headline) and taken + width_of(panel.title, big, "bold") <= width
+    title = wrap(panel.title, width, big, "bold")
+    return title, wrap(panel.how_to_read, width, letters), panel.headline if fits else ""
+
+
+def _legend_height(axes: Axes, pen: Pen) -> float:
+    """Return the height of the legend above the axes, in points."""
+    legend = axes.get_legend()
+    if legend is None:
+        return 0.0
+    rows = -(-len(legend.get_texts()) // legend._ncols)  # type: ignore[attr-defined]
+    return float(rows * 1.35 * pen.letters + 0.25 * pen.letters)
+
+
+def _write(
+    axes: Axes,
+    text: str,
+    x: float,
+    y: float,
+    size: float,
+    color: str,
+    ha: str = "left",
+    weight: str = "normal",
+) -> None:
+    axes.annotate(
+        text,
+        (0, 1),
+        (x, y),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        ha=ha,
+        va="baseline",
+        fontsize=size,
+        color=color,
+        fontweight=weight,
+        annotation_clip=False,
+    )
+
+
+def _legend(axes: Axes, pen: Pen) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if not handles or (len(handles) == 1 and labels[0].startswith("moving")):
+        return
+    letters = pen.letters
+    widths = [width_of(label, letters) + 2.9 * letters for label in labels]
+    columns = next(
+        (n for n in range(len(labels), 1, -1) if n * max(widths) <= pen.width + letters), 1
+    )
+    if sum(widths) <= pen.width + letters:
+        columns = len(labels)
+    legend = axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        ncols=columns,
+        frameon=False,
+        fontsize=letters,
+        labelcolor=pen.theme.muted,
+        handlelength=1.1,
+        handletextpad=0.4,
+        columnspacing=1.1,
+        borderpad=0.0,
+        borderaxespad=0.25,
+        labelspacing=0.2,
+    )
+    for handle in legend.legend_handles:
+        if handle is not None:
+            handle.set_alpha(1.0)

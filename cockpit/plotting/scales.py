@@ -1,0 +1,118 @@
+"""Axes: their scales, what part of them is seen, and their ticks."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import (
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullLocator,
+    SymmetricalLogLocator,
+)
+
+from cockpit.instruments.panel import Array, Band, Bars, Heat, Line, Panel, Points, Reference
+from cockpit.plotting.letters import tick_text
+from cockpit.plotting.marks import Pen
+
+__all__ = ["has_data", "heights", "set_limits", "set_scale", "set_ticks"]
+
+
+def heights(panel: Panel) -> Array:
+    """Return all finite values on the y axis."""
+    found: list[Array] = [np.zeros(0)]
+    for mark in panel.marks:
+        if isinstance(mark, Line | Points):
+            found.append(np.asarray(mark.y, float))
+        elif isinstance(mark, Band):
+            found += [np.asarray(mark.low, float), np.asarray(mark.high, float)]
+        elif isinstance(mark, Bars):
+            found.append(np.asarray(mark.heights, float))
+    joined = np.concatenate(found)
+    return joined[np.isfinite(joined)]
+
+
+def has_data(panel: Panel) -> bool:
+    """Return whether there is anything finite to see."""
+    heat = [m for m in panel.marks if isinstance(m, Heat)]
+    return bool(heights(panel).size) or any(np.isfinite(m.values).any() for m in heat)
+
+
+def set_scale(panel: Panel, axes: Axes, values: Array) -> None:
+    """Set the scale of the y axis, as far as the values allow it."""
+    if panel.scale == "log" and (values > 0).any():
+        axes.set_yscale("log")
+    elif panel.scale == "symlog" and (values != 0).any():
+        size = np.abs(values[values != 0])
+        threshold = max(float(np.quantile(size, 0.05)), float(size.max()) * 1e-6)
+        axes.set_yscale("symlog", linthresh=threshold, linscale=0.5)
+
+
+def set_limits(panel: Panel, axes: Axes, values: Array, pen: Pen) -> None:
+    """Set what part of the axes is seen; call it when the marks are drawn."""
+    if any(isinstance(m, Heat) for m in panel.marks):
+        pass
+    elif panel.y_range is not None:
+        axes.set_ylim(panel.y_range)
+    elif values.size:
+        words = [m.value for m in panel.marks if isinstance(m, Reference) and m.axis == "y"]
+        bars = any(isinstance(m, Bars) for m in panel.marks)
+        named = any(isinstance(m, Reference) and m.axis == "x" for m in panel.marks)
+        axes.set_ylim(_limits(np.append(values, words), axes.get_yscale(), bars, named))
+    if panel.x_range is not None:
+        axes.set_xlim(panel.x_range)
+    if panel.over_steps and pen.log_steps:
+        axes.set_xscale("symlog", linthresh=1.0, linscale=0.3)
+
+
+def _limits(values: Array, scale: str, bars: bool, named: bool) -> tuple[float, float]:
+    """Return the y limits: all values, some air, and room for words above bars."""
+    if scale == "log":
+        low, high = np.log10(values[values > 0].min()), np.log10(values.max())
+        if bars:
+            return 0.5, float(10 ** (high + 0.08 * (high - np.log10(0.5))))
+        air = max(0.06 * (high - low), 0.05)
+        return float(10 ** (low - air)), float(10 ** (high + air))
+    low, high = float(values.min()), float(values.max())
+    if bars:
+        return 0.0, (high or 1.0) * (1.22 if named else 1.06)
+    air = 0.07 * (high - low) or 0.1 * abs(high) or 0.5
+    return (low * 1.6 if scale == "symlog" and low < 0 else low - air), (
+        high * 1.6 if scale == "symlog" and high > 0 else high + air
+    )
+
+
+def set_ticks(panel: Panel, axes: Axes, pen: Pen) -> None:
+    """Set few, round ticks."""
+    across = int(np.clip(pen.width / (pen.letters * 4.2), 2, 8))
+    up = int(np.clip(pen.height / (pen.letters * 2.6), 2, 7))
+    if panel.over_steps and pen.log_steps:
+        axes.xaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=1.0))
+    else:
+        axes.xaxis.set_major_locator(
+            MaxNLocator(nbins=across, integer=panel.over_steps, steps=[1, 2, 2.5, 5, 10])
+        )
+    axes.xaxis.set_major_formatter(FuncFormatter(tick_text))
+    axes.xaxis.set_minor_locator(NullLocator())
+    if any(isinstance(m, Heat) and m.names for m in panel.marks):
+        return
+    if axes.get_yscale() == "log":
+        low, high = np.log10(axes.get_ylim())
+        subs = (
+            (1.0,)
+            if high - low > 2
+            else (1.0, 2.0, 5.0)
+            if high - low > 0.6
+            else tuple(range(1, 10))
+        )
+        axes.yaxis.set_major_locator(LogLocator(subs=subs, numticks=up + 1))
+    elif axes.get_yscale() == "symlog":
+        threshold = axes.yaxis.get_transform().linthresh  # type: ignore[attr-defined]
+        locator = SymmetricalLogLocator(base=10, linthresh=threshold)
+        locator.set_params(numticks=up)
+        axes.yaxis.set_major_locator(locator)
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=up, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(tick_text))
+    axes.yaxis.set_minor_locator(NullLocator())

@@ -1,0 +1,54 @@
+"""Sets of quantities by label."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cockpit import quantities
+from cockpit.errors import InvalidArgument
+from cockpit.quantities import Quantity
+from cockpit.schedules import linear
+
+ECONOMY: tuple[type[Quantity], ...] = (
+    quantities.Alpha,
+    quantities.Distance,
+    quantities.GradHist1d,
+    quantities.GradNorm,
+    quantities.InnerTest,
+    quantities.Loss,
+    quantities.NormTest,
+    quantities.OrthoTest,
+    quantities.UpdateSize,
+)
+
+PRESETS: dict[str, tuple[type[Quantity], ...]] = {"economy": ECONOMY}
+
+
+def configuration(
+    label: str, track_schedule: Callable[[int], bool] | None = None, verbose: bool = False
+) -> list[Quantity]:
+    """Return a set of quantities with their default settings.
+
+    Args:
+        label: ``"economy"``: what can be left on in every training.
+        track_schedule: On which steps they are tracked; every step unless told otherwise.
+        verbose: Whether they print their values.
+
+    Raises:
+        InvalidArgument: if there is no set of that label.
+    """
+    schedule = linear(1) if track_schedule is None else track_schedule
+    return [kind(schedule, verbose) for kind in quantities_cls_for_configuration(label)]
+
+
+def quantities_cls_for_configuration(label: str) -> list[type[Quantity]]:
+    """Return the classes of a set of quantities.
+
+    Raises:
+        InvalidArgument: if there is no set of that label.
+    """
+    if label not in PRESETS:
+        raise InvalidArgument(
+            f"There is no configuration {label!r}. Choose from {', '.join(map(repr, PRESETS))}."
+        )
+    return list(PRESETS[label])

@@ -1,0 +1,89 @@
+"""Three tests of how well the mini-batch gradient is known: norm, inner product, orthogonality.
+
+They belong together: with w the angle-like decomposition of g_i − g into the part along g and the part orthogonal to it,
+NormTest² = InnerTest² + OrthoTest². All are relative to ‖g‖ and shrink like 1/√N.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from cockpit.engine.step import Step
+from cockpit.quantities.quantity import Quantity
+from cockpit.transforms import DotMean, SquareNorms
+
+
+def _root_of_variance(excess: Tensor, batch_size: int, scale: Tensor) -> Tensor:
+    """Return √(excess / ((N − 1) N scale)); rounding may push an excess of zero below it."""
+    return (excess.clamp(min=0) / ((batch_size - 1) * batch_size * scale)).sqrt()
+
+
+@dataclass(frozen=True)
+class NormTest(Quantity):
+    r"""Relative deviation of the individual gradients from the mini-batch gradient.
+
+    Formula: :math:`\sqrt{\frac{\sum_i \lVert g_i \rVert^2 - N \lVert g \rVert^2}{(N-1) N \lVert g \rVert^2}}`, the standard
+    error of the mini-batch gradient relative to its norm. NaN for a batch of one sample and for a gradient of zero.
+
+    How to read it: below 1 the gradient is known better than its own size. Above, noise dominates, and a larger batch
+    gives a better direction.
+
+    Source: Byrd, Chin, Nocedal & Wu (2012), eq. (3.9).
+    """
+
+    square_norms = SquareNorms()
+    projections = DotMean()
+
+    def compute(self, step: Step) -> Tensor:
+        """Return the test's value, `[]`."""
+        n, squares = step.batch_size, step[self.square_norms].total().sum()
+        squared_norm = step[self.projections].total().mean()
+        return _root_of_variance(squares - n * squared_norm, n, squared_norm)
+
+
+@dataclass(frozen=True)
+class InnerTest(Quantity):
+    r"""Relative spread of the individual gradients along the mini-batch gradient.
+
+    Formula: :math:`\sqrt{\frac{\sum_i (g_i \cdot g)^2 - N \lVert g \rVert^4}{(N-1) N \lVert g \rVert^4}}`. NaN for a batch of
+    one sample and for a gradient of zero.
+
+    How to read it: below 1, the mini-batch gradient is a descent direction with high probability.
+
+    Source: Bollapragada, Byrd & Nocedal (2017), eq. (2.6), arXiv:1710.11258.
+    """
+
+    projections = DotMean()
+
+    def compute(self, step: Step) -> Tensor:
+        """Return the test's value, `[]`."""
+        n, products = step.batch_size, step[self.projections].total()
+        fourth = products.mean().square()
+        return _root_of_variance(products.square().sum() - n * fourth, n, fourth)
+
+
+@dataclass(frozen=True)
+class OrthoTest(Quantity):
+    r"""Relative spread of the individual gradients orthogonal to the mini-batch gradient.
+
+    Formula: :math:`\sqrt{\frac{\sum_i \lVert g_i \rVert^2 - \sum_i (g_i \cdot g)^2 / \lVert g \rVert^2}
+    {(N-1) N \lVert g \rVert^2}}`. NaN for a batch of one sample and for a gradient of zero.
+
+    How to read it: in high dimensions nearly all noise is orthogonal. Below 1, the direction itself is well known.
+
+    Source: Bollapragada, Byrd & Nocedal (2017), eq. (3.3), arXiv:1710.11258.
+    """
+
+    square_norms = SquareNorms()
+    projections = DotMean()
+
+    def compute(self, step: Step) -> Tensor:
+        """Return the test's value, `[]`."""
+        n, squares = step.batch_size, step[self.square_norms].total().sum()
+        products = step[self.projections].total()
+        squared_norm = products.mean()
+        return _root_of_variance(
+            squares - products.square().sum() / squared_norm, n, squared_norm
+        )

@@ -1,0 +1,82 @@
+"""What a quantity is: settings, the needs it declares, and one pure computation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cockpit.engine.step import Step
+from cockpit.gradients import BatchGradTransforms
+from cockpit.schedules import is_due, linear
+from cockpit.transforms import Need, Transform
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A value with more to it than `Cockpit.get_output` returns.
+
+    Args:
+        value: What `Cockpit.get_output` returns and plots show first.
+        details: Further values by key, which go to the run file only.
+    """
+
+    value: Any
+    details: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Base of all quantities: a value made of settings.
+
+    A subclass declares what it needs as class attributes and computes from it::
+
+        @dataclass(frozen=True)
+        class MeanSquareNorm(Quantity):
+            norms = SquareNorms()
+
+            def compute(self, step):
+                return step[self.norms].total().mean()
+
+    Args:
+        track_schedule: On which steps it is tracked, a callable ``int -> bool``. Every step unless told otherwise.
+        verbose: Whether to print the value at each tracked step.
+    """
+
+    track_schedule: Callable[[int], bool] = field(default_factory=lambda: linear(1))
+    verbose: bool = False
+
+    def needs(self) -> tuple[Need, ...]:
+        """Return what `compute` asks for: the class attributes that are needs."""
+        declared: dict[str, Need] = {}
+        for kind in reversed(type(self).__mro__):
+            for name, value in vars(kind).items():
+                if isinstance(value, Need):
+                    declared[name] = value
+        return tuple(declared.values())
+
+    def compute(self, step: Step) -> Any:
+        """Return the value at a step, from the step's values of the needs alone.
+
+        That is a number, a tensor, a `PerParameter` of these, a dict of all these, or an `Outcome`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no compute(step).")
+
+    def is_due(self, global_step: int) -> bool:
+        """Whether it is tracked at a step."""
+        return is_due(self.track_schedule, global_step)
+
+    def extensions(self, global_step: int) -> list[Any]:
+        """Return the BackPACK extensions that it needs at a step: its `BatchGradTransforms`, or none.
+
+        Overridden by quantities that need other extensions; these run along in the backward pass.
+        """
+        transforms = {repr(n): n for n in self.needs() if isinstance(n, Transform)}
+        if not transforms or not self.is_due(global_step):
+            return []
+        return [BatchGradTransforms(transforms)]
+
+    @property
+    def name(self) -> str:
+        """Name under which it is logged."""
+        return type(self).__name__

@@ -1,0 +1,46 @@
+"""From the values of quantities to rows of the run file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from cockpit.engine import PerParameter, to_host
+from cockpit.log import Row
+from cockpit.quantities import Outcome
+
+Leaf = tuple[str, str, Any, bool]  # key, parameter, value, detail
+
+
+def rows_of(values: Sequence[tuple[str, Any]]) -> list[Row]:
+    """Flatten the values of quantities, by name, with one transfer to the host for all of them."""
+    leaves = [(name, leaf) for name, value in values for leaf in _leaves(value)]
+    tensors = [leaf[2] for _, leaf in leaves if isinstance(leaf[2], Tensor)]
+    arrays = iter(to_host(tensors))
+    rows = []
+    for name, (key, parameter, value, detail) in leaves:
+        plain = next(arrays) if isinstance(value, Tensor) else value
+        if isinstance(plain, list | tuple):
+            plain = np.asarray(plain)
+        if isinstance(plain, np.ndarray) and plain.ndim == 0:
+            plain = plain.item()
+        rows.append(Row(name, plain, key, parameter, detail))
+    return rows
+
+
+def _leaves(value: Any, key: str = "", detail: bool = False) -> Iterator[Leaf]:
+    if isinstance(value, Outcome):
+        yield from _leaves(value.value)
+        for name, more in value.details.items():
+            yield from _leaves(more, name, detail=True)
+    elif isinstance(value, PerParameter):
+        for parameter, of_one in value.items():
+            yield key, parameter, of_one, detail
+    elif isinstance(value, Mapping):
+        for name, more in value.items():
+            yield from _leaves(more, f"{key}/{name}" if key else str(name), detail)
+    else:
+        yield key, "", value, detail
