@@ -1,6 +1,7 @@
 """torch-cockpit: look inside a PyTorch training run.
 
-What reads runs, `open_run` and `CockpitPlotter`, is loaded when it is first used: a training loads neither pandas nor
+What reads runs, `open_run` and `CockpitPlotter`, is loaded when it is first used: a training loads
+    neither pandas nor
 matplotlib.
 """
 

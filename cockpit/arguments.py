@@ -24,28 +24,33 @@ def read_parameters(params: Any) -> tuple[dict[str, nn.Parameter], nn.Module | N
         return _of_module(params), params
     if isinstance(params, Tensor | str | Mapping) or not isinstance(params, Iterable):
         raise InvalidType(
-            f"Cockpit takes a torch.nn.Module, an iterable of parameters, or of (name, parameter) pairs, got "
+            "Cockpit takes a torch.nn.Module, an iterable of parameters, or of (name, parameter) "
+            "pairs, got "
             f"{_kind(params)}. Pass the model itself: Cockpit(model, ...)."
         )
-    named: dict[str, nn.Parameter] = {}
+    named: dict[str, Any] = {}
     for position, entry in enumerate(params):
         pair = isinstance(entry, tuple) and len(entry) == 2
         name, parameter = entry if pair else (f"parameter{position}", entry)
         if not isinstance(parameter, Tensor):
             raise InvalidType(
-                f"Cockpit takes a torch.nn.Module, an iterable of parameters, or of (name, parameter) pairs; entry "
+                "Cockpit takes a torch.nn.Module, an iterable of parameters, or of (name, "
+                "parameter) pairs; entry "
                 f"{position} is {_kind(parameter)}. Pass the model itself: Cockpit(model, ...)."
             )
         if not parameter.requires_grad:
             raise InvalidArgument(
-                f"Parameter {name!r} of shape {list(parameter.shape)} has requires_grad=False, so no gradient can be "
-                "tracked for it. Leave it out, or pass the model itself, whose frozen parameters are left out by "
+                f"Parameter {name!r} of shape {list(parameter.shape)} has requires_grad=False, so "
+                "no gradient can be "
+                "tracked for it. Leave it out, or pass the model itself, whose frozen parameters "
+                "are left out by "
                 "themselves."
             )
         named[str(name)] = parameter
     if not named:
         raise InvalidArgument(
-            "Cockpit got no parameters: the iterable is empty. An iterator such as model.parameters() can be read only "
+            "Cockpit got no parameters: the iterable is empty. An iterator such as "
+            "model.parameters() can be read only "
             "once; pass the model itself: Cockpit(model, ...)."
         )
     return named, None
@@ -55,14 +60,17 @@ def _of_module(model: nn.Module) -> dict[str, nn.Parameter]:
     everything = dict(model.named_parameters())
     if not everything:
         raise InvalidArgument(
-            f"{type(model).__name__} has no parameters, so there is nothing to track. If they are created in the first "
+            f"{type(model).__name__} has no parameters, so there is nothing to track. If they are "
+            "created in the first "
             "forward pass, run one before Cockpit(model, ...)."
         )
     named = {name: p for name, p in everything.items() if p.requires_grad}
     if not named:
         raise InvalidArgument(
-            f"None of the {len(everything)} parameters of {type(model).__name__} requires a gradient, so there is "
-            "nothing to track. Set requires_grad=True on those that are trained before Cockpit(model, ...)."
+            f"None of the {len(everything)} parameters of {type(model).__name__} requires a "
+            "gradient, so there is "
+            "nothing to track. Set requires_grad=True on those that are trained before "
+            "Cockpit(model, ...)."
         )
     return named
 
@@ -79,7 +87,8 @@ def read_quantity(quantity: Any) -> Quantity:
         name = quantity.__name__
         raise InvalidType(f"{name} is a class; give an instance of it: {name}().")
     raise InvalidType(
-        f"Cockpit takes quantities, that is, instances of cockpit.quantities.Quantity such as NormTest(), got "
+        "Cockpit takes quantities, that is, instances of cockpit.quantities.Quantity such as "
+        "NormTest(), got "
         f"{_kind(quantity)}."
     )
 
@@ -112,7 +121,8 @@ def read_step(global_step: Any) -> int:
         step = operator.index(global_step)
     except TypeError:
         raise InvalidType(
-            f"The global step must be an integer, got {_kind(global_step)}. Count the updates from 0."
+            f"The global step must be an integer, got {_kind(global_step)}. Count the updates from "
+            "0."
         ) from None
     if step < 0:
         raise InvalidArgument(f"The global step must be at least 0, got {step}.")
@@ -136,8 +146,10 @@ def read_loss(loss: Any) -> Tensor | None:
         )
     if loss.numel() != 1:
         raise InvalidArgument(
-            f"'loss' must have one element, got a tensor of shape {list(loss.shape)}. Pass the scalar on which "
-            "backward() is called, for example losses.mean(), and the losses of the samples as 'individual_losses'."
+            f"'loss' must have one element, got a tensor of shape {list(loss.shape)}. Pass the "
+            "scalar on which "
+            "backward() is called, for example losses.mean(), and the losses of the samples as "
+            "'individual_losses'."
         )
     return loss
 
@@ -153,17 +165,21 @@ def read_individual_losses(losses: Any, batch_size: int | None) -> Tensor | None
         return None
     if not isinstance(losses, Tensor):
         raise InvalidType(
-            f"'individual_losses' must be a tensor with the loss of every sample, got {_kind(losses)}."
+            "'individual_losses' must be a tensor with the loss of every sample, got "
+            f"{_kind(losses)}."
         )
     if losses.dim() != 1:
         raise InvalidArgument(
-            f"'individual_losses' must have one dimension, the samples, got shape {list(losses.shape)}. Sum or average "
+            "'individual_losses' must have one dimension, the samples, got shape "
+            f"{list(losses.shape)}. Sum or average "
             "over the others, for example losses.flatten(1).mean(1)."
         )
     if batch_size is not None and len(losses) != batch_size:
         raise InvalidArgument(
-            f"'individual_losses' has {len(losses)} entries, but the batch has {batch_size} samples. Give one loss per "
-            "sample; if the samples are not in the first dimension of the model's input, say how many there are with "
+            f"'individual_losses' has {len(losses)} entries, but the batch has {batch_size} "
+            "samples. Give one loss per "
+            "sample; if the samples are not in the first dimension of the model's input, say how "
+            "many there are with "
             "batch_size=."
         )
     return losses

@@ -53,20 +53,23 @@ class Cockpit:
             opt.step()
         watch.close()
 
-    The training is left as it is, to the last bit: nothing here draws from the global random state, keeps a graph, or
-    touches a gradient. A quantity that fails is reported once by a `CockpitWarning`, noted in the log as not checked, and
-    never stops the training.
+    The training is left as it is, to the last bit: nothing here draws from the global random state,
+        keeps a graph, or
+    touches a gradient. A quantity that fails is reported once by a `CockpitWarning`, noted in the
+    log as not checked, and never stops the training.
 
     Args:
-        params: What is trained: the model (best: nothing else is needed), or an iterable of parameters or of
-            (name, parameter) pairs, whose model has been extended with ``backpack.extend``.
+        params: What is trained: the model (best: nothing else is needed), or an iterable of
+            parameters or of (name, parameter) pairs, whose model has been extended with
+            ``backpack.extend``.
         quantities: What to track; see `cockpit.configuration` for sets of quantities.
-        optimizer: The optimizer, or a list of them. Any kind will do. With it, updates are observed as soon as they have
-            been made; without it, when the next step begins.
-        log: Path of the run file. An earlier run of that name is kept under another one. Without it, the run is kept in a
-            temporary file, for `get_output` and plots.
-        reduction: Whether the loss that is backpropagated is the ``"mean"`` or the ``"sum"`` over the samples. By itself
-            the cockpit sees that from ``individual_losses``, and takes it to be a mean where these are missing.
+        optimizer: The optimizer, or a list of them. Any kind will do. With it, updates are observed
+            as soon as they have been made; without it, when the next step begins.
+        log: Path of the run file. An earlier run of that name is kept under another one. Without
+            it, the run is kept in a temporary file, for `get_output` and plots.
+        reduction: Whether the loss that is backpropagated is the ``"mean"`` or the ``"sum"`` over
+            the samples. By itself the cockpit sees that from ``individual_losses``, and takes it to
+            be a mean where these are missing.
         memory_budget: Bytes that dense pieces of individual gradients may take at a time.
         strict: Raise, rather than note, what goes wrong while quantities are computed.
         seed: Of the random numbers that sampled statistics draw from a generator of their own.
@@ -91,7 +94,9 @@ class Cockpit:
         if reduction not in (None, "mean", "sum"):
             raise InvalidArgument(f"reduction must be 'mean', 'sum' or None, got {reduction!r}.")
         if memory_budget <= 0:
-            raise InvalidArgument(f"memory_budget must be a positive number of bytes, got {memory_budget!r}.")
+            raise InvalidArgument(
+                f"memory_budget must be a positive number of bytes, got {memory_budget!r}."
+            )
         named, self._model = read_parameters(params)
         optimizers = read_optimizers(optimizer)
         self._quantities: dict[str, Quantity] = {}
@@ -123,7 +128,7 @@ class Cockpit:
             ],
         )
 
-    # -- what it is made of ------------------------------------------------------------------------------------------
+    # -- what it is made of -----------------------------------------------------------------------
 
     @property
     def params(self) -> list[nn.Parameter]:
@@ -153,7 +158,8 @@ class Cockpit:
         quantity = read_quantity(quantity)
         if quantity in self._quantities.values():
             raise InvalidArgument(
-                f"{quantity.name} was given twice with the same settings. Give it once, or change a setting."
+                f"{quantity.name} was given twice with the same settings. Give it once, or change "
+                "a setting."
             )
         name, count = quantity.name, 1
         while name in self._quantities:
@@ -182,7 +188,7 @@ class Cockpit:
             "platform": platform.platform(),
         }
 
-    # -- the training loop -------------------------------------------------------------------------------------------
+    # -- the training loop ------------------------------------------------------------------------
 
     def __call__(
         self,
@@ -196,11 +202,14 @@ class Cockpit:
 
         Args:
             global_step: Number of the step, counted from 0.
-            extensions: Extensions of BackPACK to run along; their results stay on the parameters. All but
-                `BatchGradTransforms` need a model that ``backpack.extend`` has extended.
-            info: What is known of the step. ``loss`` (always): the tensor on which ``backward()`` is called.
-                ``individual_losses``: the losses of the samples, `[N]`. ``batch_size``: number of samples, where it
-                cannot be seen from the two others or the model's input. ``optimizer``: here or at construction.
+            extensions: Extensions of BackPACK to run along; their results stay on the parameters.
+                All but `BatchGradTransforms` need a model that ``backpack.extend`` has extended.
+            info: What is known of the step. ``loss`` (always): the tensor on which ``backward()``
+                is called.
+                ``individual_losses``: the losses of the samples, `[N]`. ``batch_size``: number of
+                    samples, where it
+                cannot be seen from the two others or the model's input. ``optimizer``: here or at
+                construction.
             debug: Write what is computed at this step to the logger ``"cockpit"``.
             more: The same keys as keyword arguments.
 
@@ -221,7 +230,8 @@ class Cockpit:
             raise CockpitError("This cockpit has been closed. Make a new one to track more steps.")
         if self._running is not None:
             raise CockpitError(
-                f"Step {self._running} is still open: watch(...) does not nest. Leave its with block first."
+                f"Step {self._running} is still open: watch(...) does not nest. Leave its with "
+                "block first."
             )
         engine = self._engine
         if info.get("optimizer") is not None:
@@ -234,7 +244,8 @@ class Cockpit:
             return False
         if due and global_step <= self._last_tracked:
             raise InvalidArgument(
-                f"Step {global_step} comes after step {self._last_tracked}, which was tracked already. "
+                f"Step {global_step} comes after step {self._last_tracked}, which was tracked "
+                "already. "
                 "Every tracked step needs a number of its own, and the numbers have to grow."
             )
         own = [e for q in due.values() for e in self._own_extensions(q, global_step)]
@@ -253,11 +264,13 @@ class Cockpit:
             engine.parameters,
             None if loss is None else loss.detach().reshape(()),
             None if losses is None else losses.detach(),
-            batch_size,
+            batch_size or 0,
             info,
         )
         if debug:
-            logger.info("step %d: %s", global_step, ", ".join(f"{n} for {q}" for n, q in plan.needs.items()))
+            logger.info(
+                "step %d: %s", global_step, ", ".join(f"{n} for {q}" for n, q in plan.needs.items())
+            )
         kept = Plan({}, {}, extensions).functions
         engine.enter(step, plan, loss, losses, tuple(kept))
         self._running = global_step
@@ -282,7 +295,8 @@ class Cockpit:
         if not any(getattr(m, "_backpack_extend", False) for m in self._model.modules()):
             names = ", ".join(type(extension).__name__ for extension in extensions)
             raise InvalidArgument(
-                f"{names} of BackPACK needs a model that BackPACK knows: call backpack.extend(model), and the same for "
+                f"{names} of BackPACK needs a model that BackPACK knows: call "
+                "backpack.extend(model), and the same for "
                 "the loss module, before the forward pass."
             )
 
@@ -307,7 +321,9 @@ class Cockpit:
         if self.strict and failures:
             raise CockpitError("\n".join(failures))
 
-    # -- results -----------------------------------------------------------------------------------------------------
+    # -- results
+    #
+    # -----------------------------------------------------------------------------------------------------
 
     def _take(self, results: list[Result]) -> None:
         """Write the results of a moment, of one step or two."""
@@ -335,14 +351,17 @@ class Cockpit:
     def _note_missing(self, step: int, name: str, missing: Missing) -> None:
         self._writer.note(step, "not-checked", name, missing.reason)
         if not missing.usual:
-            self._warn(name, missing.reason, f"Step {step}: {name} was not checked: {missing.reason}.")
+            self._warn(
+                name, missing.reason, f"Step {step}: {name} was not checked: {missing.reason}."
+            )
 
     def _note_untracked(self, step: int, parameter: str, reason: str) -> None:
         self._writer.note(step, "not-tracked", parameter, reason)
         self._warn(
             parameter,
             reason,
-            f"Step {step}: the individual gradients of {parameter} are not tracked: {reason}. Quantities made from "
+            f"Step {step}: the individual gradients of {parameter} are not tracked: {reason}. "
+            "Quantities made from "
             "individual gradients are those of the other parameters.",
         )
 
@@ -412,12 +431,16 @@ class Cockpit:
 
     def run(self) -> Any:
         """Return the run so far, to be analysed or plotted; see `cockpit.open_run`."""
-        from cockpit.run import open_run  # pandas is loaded when somebody reads, not in the training
+        from cockpit.run import (
+            open_run,
+        )  # pandas is loaded when somebody reads, not in the training
 
         self._writer.flush()
         return open_run(self._writer.path)
 
-    # -- the end -----------------------------------------------------------------------------------------------------
+    # -- the end
+    #
+    # -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Finish the run file and take all hooks off the model and the optimizers. May be called twice."""

@@ -1,7 +1,8 @@
 """The errors of the toolkit: what was wrong, what was got, what to do.
 
-All derive from `CockpitError`, so that a caller can catch what this package raises and nothing else. Those about
-arguments are `ValueError`s or `TypeError`s too, as Python's own conventions have it.
+All derive from `CockpitError`, so that a caller can catch what this package raises and nothing
+else. Those about arguments are `ValueError`s or `TypeError`s too, as Python's own conventions have
+it.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -150,6 +151,11 @@ class _Until:
         return self.run.parameters
 
     @property
+    def steps(self) -> np.ndarray:
+        steps = self.run.steps
+        return steps[steps <= self.step]
+
+    @property
     def quantities(self) -> list[str]:
         return self.run.quantities
 
@@ -189,10 +195,10 @@ def _name(run: Any) -> str:
 
 def _subtitle(run: Readable, status: str) -> str:
     """Return in a few words how far the run has come."""
-    frame = run.scalars()
+    steps = run.steps
     words = []
-    if len(frame):
-        words = [f"step {frame['step'].max():,}", f"{frame['step'].nunique():,} steps tracked"]
+    if len(steps):
+        words = [f"step {steps.max():,}", f"{len(steps):,} step{'s' * (len(steps) != 1)} tracked"]
         epoch = curve(run, "epoch_count")
         words[:0] = [f"epoch {number(float(epoch.values[-1]))}"] if epoch is not None else []
         words += [f"{len(run.parameters)} parameters"] if run.parameters else []

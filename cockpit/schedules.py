@@ -1,7 +1,7 @@
 """Schedules say on which steps a quantity is tracked.
 
-A schedule is any callable ``int -> bool``. Those made here are values: they compare by content, print themselves, and
-combine with ``|`` (either) and ``&`` (both)::
+A schedule is any callable ``int -> bool``. Those made here are values: they compare by content,
+print themselves, and combine with ``|`` (either) and ``&`` (both)::
 
     linear(interval=10) | at([0, 1, 2])
 """
@@ -84,7 +84,7 @@ class _Logarithmic(Schedule):
             self.start + span * i / (self.steps - 1) if self.steps > 1 else self.start
             for i in range(self.steps)
         )
-        tracked = {int(round(self.base**exponent)) for exponent in exponents}
+        tracked = {round(self.base**exponent) for exponent in exponents}
         return frozenset(tracked | {0} if self.init else tracked)
 
     def __call__(self, global_step: int) -> bool:
@@ -109,8 +109,8 @@ def logarithmic(
 ) -> Schedule:
     """Track up to `steps` steps, evenly spaced on a logarithmic scale, more densely early on.
 
-    The steps are ``base**e`` rounded to integers, with `steps` exponents e spread evenly over [`start`, `end`], both
-    ends included; equal ones count once. With `init`, step 0 is tracked too.
+    The steps are ``base**e`` rounded to integers, with `steps` exponents e spread evenly over
+    [`start`, `end`], both ends included; equal ones count once. With `init`, step 0 is tracked too.
 
     Raises:
         InvalidArgument: if `end` is below `start`, or `steps` or `base` is not positive.
@@ -135,8 +135,8 @@ def is_due(schedule: Callable[[int], bool], global_step: int) -> bool:
     """Ask a schedule about a step, and refuse an answer that is neither True nor False.
 
     Raises:
-        InvalidType: if the schedule returns something that is not a bool. (``None``, say, is what a function without
-            a ``return`` gives, and would silently track nothing.)
+        InvalidType: if the schedule returns something that is not a bool. (``None``, say, is what a
+            function without a ``return`` gives, and would silently track nothing.)
     """
     answer = schedule(global_step)
     if isinstance(answer, bool):

@@ -1,7 +1,9 @@
 """What can be asked of the individual gradients of a parameter, by name.
 
-A transform is a value: equal ones are computed once, whoever asks. Each is a function of an `IndividualGradients` handle,
-usable in a quantity, in ``BatchGradTransforms({...})``, or by itself. Any other function of a handle does as well.
+A transform is a value: equal ones are computed once, whoever asks. Each is a function of an
+    `IndividualGradients` handle,
+usable in a quantity, in ``BatchGradTransforms({...})``, or by itself. Any other function of a
+handle does as well.
 """
 
 from __future__ import annotations
@@ -95,7 +97,8 @@ class Dot(Transform):
     """The products g_i·d with a direction, `[N]`.
 
     Args:
-        direction: The direction of each parameter, by the parameter's name, each of its parameter's shape.
+        direction: The direction of each parameter, by the parameter's name, each of its parameter's
+            shape.
     """
 
     direction: Mapping[str, Tensor]
@@ -138,8 +141,10 @@ class Histogram1d(Transform):
 
     Args:
         bins: Number of bins.
-        range: Where the first bin begins and the last one ends. Values outside of it count in these two.
-        samples: Bound on the number of values that are looked at, over all parameters together; ``None`` for all.
+        range: Where the first bin begins and the last one ends. Values outside of it count in these
+            two.
+        samples: Bound on the number of values that are looked at, over all parameters together;
+            ``None`` for all.
     """
 
     bins: int = 100
@@ -154,7 +159,7 @@ class Histogram1d(Transform):
 
 
 def bin_edges(
-    range: tuple[float, float], bins: int, dtype: torch.dtype, device: torch.device
+    limits: tuple[float, float], bins: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Return the edges of `bins` bins of equal width over `range`, `[bins + 1]`."""
-    return torch.linspace(range[0], range[1], bins + 1, dtype=dtype, device=device)
+    """Return the edges of `bins` bins of equal width over `limits`, `[bins + 1]`."""
+    return torch.linspace(limits[0], limits[1], bins + 1, dtype=dtype, device=device)

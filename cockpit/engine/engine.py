@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,11 +65,13 @@ class Engine:
 
     Args:
         parameters: The tracked parameters by name.
-        model: The model they belong to. Without it, BackPACK's hooks deliver what is needed: the user has extended it.
+        model: The model they belong to. Without it, BackPACK's hooks deliver what is needed: the
+            user has extended it.
         memory_budget: Bytes that dense pieces of individual gradients may take.
         reduction: What the user says of the loss; see `LossScale`.
         seed: Of the random numbers that are drawn.
-        on_untracked: Called with the name of a parameter whose individual gradients cannot be had, and the reason.
+        on_untracked: Called with the name of a parameter whose individual gradients cannot be had,
+            and the reason.
     """
 
     def __init__(
@@ -97,7 +100,7 @@ class Engine:
         self._update: PerParameter | None = None
         self._results: list[Result] = []
 
-    # -- before the backward pass ------------------------------------------------------------------------------------
+    # -- before the backward pass -----------------------------------------------------------------
 
     def remember_start(self) -> None:
         """Take the parameters as the start that distances are measured from, unless there is one."""
@@ -112,9 +115,13 @@ class Engine:
         needs: dict[Need, str] = {}
         for entry in list(self._open):
             if entry.step.global_step == global_step - 1:
-                needs |= {n.need: f"{entry.name} of step {global_step - 1}" for n in entry.next_needs()}
+                needs |= {
+                    n.need: f"{entry.name} of step {global_step - 1}" for n in entry.next_needs()
+                }
             else:
-                self._fail(entry, f"step {entry.step.global_step + 1} did not follow, but {global_step}")
+                self._fail(
+                    entry, f"step {entry.step.global_step + 1} did not follow, but {global_step}"
+                )
         return needs
 
     def enter(
@@ -149,28 +156,31 @@ class Engine:
             self.recorder.sink = running.collector.add
             running.cleanup.callback(setattr, self.recorder, "sink", None)
             for parameter in self.parameters.values():
-                # Accumulating its gradient is the last thing that happens to a parameter in a backward pass.
+                # Accumulating its gradient is the last thing that happens to a parameter in a
+                # backward pass.
                 if parameter.requires_grad:
                     hook = parameter.register_post_accumulate_grad_hook(running.collector.complete)
                     running.cleanup.callback(hook.remove)
         if extensions:
             running.cleanup.enter_context(backpack(*extensions))
 
-    # -- during the backward pass ------------------------------------------------------------------------------------
+    # -- during the backward pass -----------------------------------------------------------------
 
     def _make_batch(self, call: Call) -> Batch:
         assert self._running is not None
         step = self._running.step
         assert step.scale is not None
-        if step.batch_size is None and self.recorder is not None:
-            step.batch_size = self.recorder.batch_size
-        if step.batch_size is None:
+        self._infer_batch_size(step)
+        if not step.batch_size:
             step.batch_size = len(call.input)
         self._running.early = not step.scale.seen
         return self._batch(step)
 
+    def _infer_batch_size(self, step: Step) -> None:
+        if not step.batch_size and self.recorder is not None:
+            step.batch_size = self.recorder.batch_size or 0
+
     def _batch(self, step: Step) -> Batch:
-        assert step.batch_size is not None
         assert step.scale is not None
         return Batch(
             step.batch_size,
@@ -188,13 +198,12 @@ class Engine:
         plan, values = self._running.plan, self._running.step.values
         handle.name = name
         for transform in plan.transforms:
-            self._meet(values, transform, name, lambda t=transform: t(handle))
+            self._meet(values, transform, name, partial(transform, handle))
         for need in plan.along_previous:
-            update = self._update
-            if update is None:
+            if self._update is None:
                 values[need] = Missing("the update that led here was not observed")
             else:
-                self._meet(values, need, name, lambda n=need: n.project(handle, update[name]))
+                self._meet(values, need, name, partial(need.project, handle, self._update[name]))
         if plan.functions:
             setattr(parameter, SAVEFIELD, {n: f(handle) for n, f in plan.functions.items()})
         handle.release()
@@ -202,9 +211,7 @@ class Engine:
             self._waiting[name] = handle
 
     @staticmethod
-    def _meet(
-        values: dict[Need, Any], need: Need, name: str, function: Callable[[], Any]
-    ) -> None:
+    def _meet(values: dict[Need, Any], need: Need, name: str, function: Callable[[], Any]) -> None:
         of_all = values.setdefault(need, PerParameter())
         if isinstance(of_all, Missing):
             return
@@ -213,7 +220,7 @@ class Engine:
         except Exception as error:
             values[need] = Missing(f"{need} of {name}: {type(error).__name__}: {error}")
 
-    # -- after the backward pass -------------------------------------------------------------------------------------
+    # -- after the backward pass ------------------------------------------------------------------
 
     def abort(self) -> None:
         """Leave a step without its results: something went wrong in the user's code."""
@@ -228,12 +235,11 @@ class Engine:
         assert running is not None
         step, plan = running.step, running.plan
         running.cleanup.close()
+        self._infer_batch_size(step)
         if plan.wants_gradients:
             self._finish_gradients(running)
         self._observe(Moment.EXIT)
         self._running = None
-        if step.batch_size is None and self.recorder is not None:
-            step.batch_size = self.recorder.batch_size
         for entry in self._open:
             for need in entry.next_needs():
                 missing = Missing("the next step did not deliver what it needs")
@@ -251,9 +257,7 @@ class Engine:
     def _finish_gradients(self, running: _Running) -> None:
         step, plan, collector = running.step, running.plan, running.collector
         assert step.scale is not None
-        if step.batch_size is None and self.recorder is not None:
-            step.batch_size = self.recorder.batch_size
-        known = collector.batch or (self._batch(step) if step.batch_size is not None else None)
+        known = collector.batch or (self._batch(step) if step.batch_size else None)
         tracked = [p for p in self.parameters.values() if p.requires_grad]
         collector.finish(tracked, known)
         reason = self._fault(running)
@@ -279,17 +283,21 @@ class Engine:
         assert scale is not None
         if collector.batch is None and self.recorder is None:
             return (
-                "no layer reported to BackPACK: the cockpit was given bare parameters, and then the model has to be "
-                "extended with backpack.extend(model) before the forward pass, or better, given as Cockpit(model, ...)"
+                "no layer reported to BackPACK: the cockpit was given bare parameters, and then "
+                "the model has to be "
+                "extended with backpack.extend(model) before the forward pass, or better, given as "
+                "Cockpit(model, ...)"
             )
         if collector.batch is not None and not scale.seen:
             return (
-                "the tensor given as 'loss' took no part in the backward pass; give the one on which backward() is "
+                "the tensor given as 'loss' took no part in the backward pass; give the one on "
+                "which backward() is "
                 "called"
             )
         if running.early and scale.factor is not None and float(scale.factor) != 1.0:
             return (
-                "the gradient reached a layer before it reached the tensor given as 'loss', so the factor on it was "
+                "the gradient reached a layer before it reached the tensor given as 'loss', so the "
+                "factor on it was "
                 "not known in time; give the loss on which backward() is called"
             )
         return None
@@ -316,7 +324,7 @@ class Engine:
             elif saved is not None:
                 delattr(parameter, SAVEFIELD)
 
-    # -- after the update --------------------------------------------------------------------------------------------
+    # -- after the update -------------------------------------------------------------------------
 
     def _observe_update(self, update: PerParameter) -> None:
         step, self._waiting_step = self._waiting_step, None
@@ -348,13 +356,16 @@ class Engine:
             handle = handles[name]
             if not handle.intact:
                 return Missing(
-                    f"the input of the layer of {name} was modified in place before the update was observed"
+                    f"the input of the layer of {name} was modified in place before the update was "
+                    "observed"
                 )
-            self._meet(values, need, name, lambda h=handle, n=name: need.project(h, update[n]))
+            self._meet(values, need, name, partial(need.project, handle, update[name]))
             handle.release()
         return values[need]
 
-    # -- results -----------------------------------------------------------------------------------------------------
+    # -- results
+    #
+    # -----------------------------------------------------------------------------------------------------
 
     def _compute(self) -> None:
         """Compute every open quantity whose needs are met."""
@@ -392,5 +403,3 @@ class Engine:
         self.updates.close()
         if self.recorder is not None:
             self.recorder.close()
-
-

@@ -79,7 +79,7 @@ class Next(Need):
     need: Need
 
 
-# -- before the backward pass ----------------------------------------------------------------------------------------
+# -- before the backward pass ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class DistanceFromStart(Observation):
         )
 
 
-# -- after the backward pass -----------------------------------------------------------------------------------------
+# -- after the backward pass ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,11 @@ class GradientNorms(Observation):
             for name, parameter in step.parameters.items()
             if parameter.grad is not None
         }
-        norms = dict(zip(grads, torch._foreach_norm(list(grads.values())), strict=True)) if grads else {}
+        norms = (
+            dict(zip(grads, torch._foreach_norm(list(grads.values())), strict=True))
+            if grads
+            else {}
+        )
         return PerParameter(
             (name, norms[name] if name in norms else parameter.new_zeros(()).detach())
             for name, parameter in step.parameters.items()
@@ -155,7 +159,7 @@ class MeanLoss(Observation):
         """Return L."""
         assert step.loss is not None
         assert step.scale is not None
-        return step.loss / step.scale.reduction(step.batch_size or 1)
+        return step.loss / step.scale.reduction(max(1, step.batch_size))
 
 
 @dataclass(frozen=True)
@@ -172,7 +176,7 @@ class SampleLosses(Observation):
         return step.individual_losses * step.scale.sample_weights()
 
 
-# -- after the update ------------------------------------------------------------------------------------------------
+# -- after the update -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

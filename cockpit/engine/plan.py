@@ -102,7 +102,8 @@ class Plan:
 
 
 HINTS = {
-    "individual_losses": "It is the loss of every sample, a tensor [N], for example from a loss function with "
+    "individual_losses": "It is the loss of every sample, a tensor [N], for example from a loss "
+    "function with "
     'reduction="none". ',
     "loss": "It is the loss on which backward() is called, a tensor with one element. ",
 }
@@ -111,7 +112,7 @@ HINTS = {
 def merged(
     extensions: Iterable[BackpropExtension],
 ) -> tuple[dict[str, Callable[[Any], Any]], list[BackpropExtension]]:
-    """Unite the functions of all `BatchGradTransforms`, and set the other extensions apart, equal kinds once.
+    """Unite the functions of all `BatchGradTransforms`, and set the other extensions apart.
 
     Raises:
         InvalidType: if one is no extension of BackPACK.
@@ -122,7 +123,8 @@ def merged(
     for extension in extensions:
         if not isinstance(extension, BackpropExtension):
             raise InvalidType(
-                f"watch(step, ...) takes BackPACK extensions, such as BatchGradTransforms(...), got {extension!r}."
+                "watch(step, ...) takes BackPACK extensions, such as BatchGradTransforms(...), "
+                f"got {extension!r}."
             )
         if not isinstance(extension, BatchGradTransforms):
             if not any(type(extension) is type(o) and vars(extension) == vars(o) for o in others):

@@ -1,7 +1,8 @@
 """How the loss goes into the backward pass: the factor on it, and each sample's weight in it.
 
-Nothing of this is guessed. A tensor hook on the loss sees the factor arrive with which it is really backpropagated (a
-gradient scaler's, an accumulation's), and one on the individual losses sees each sample's weight.
+Nothing of this is guessed. A tensor hook on the loss sees the factor arrive with which it is really
+backpropagated (a gradient scaler's, an accumulation's), and one on the individual losses sees each
+sample's weight.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from torch.utils.hooks import RemovableHandle
 class LossScale:
     """Watches the loss during one backward pass.
 
-    The individual gradients are g_i = N × (share of sample i in the gradient) / (factor · r), with r = 1 where the loss
-    is a (weighted) mean over the samples and r = N where it is a sum.
+    The individual gradients are g_i = N × (share of sample i in the gradient) / (factor · r), with
+    r = 1 where the loss is a (weighted) mean over the samples and r = N where it is a sum.
 
     Args:
         loss: The mini-batch loss that is backpropagated, `[]`, with its graph.
-        individual_losses: The losses of the samples, `[N]`, in the graph of `loss` or computed beside it.
-        reduction: ``"mean"`` or ``"sum"`` where the user says which one `loss` is; None to see by oneself.
+        individual_losses: The losses of the samples, `[N]`, in the graph of `loss` or computed
+            beside it.
+        reduction: ``"mean"`` or ``"sum"`` where the user says which one `loss` is; None to see by
+            oneself.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ class Step:
         parameters: The tracked parameters by name, as they are now.
         loss: The mini-batch loss, without its graph, `[]`.
         individual_losses: The losses of the samples as they were given, without their graph, `[N]`.
-        batch_size: Number of samples N; None until it is known.
+        batch_size: Number of samples N; 0 until it is known.
         info: What the user handed over, by key.
         start: The parameters at the first step that was entered, where somebody asks for them.
         scale: How the loss went into the backward pass; None before it.
@@ -64,7 +64,7 @@ class Step:
     parameters: Mapping[str, nn.Parameter]
     loss: Tensor | None = None
     individual_losses: Tensor | None = None
-    batch_size: int | None = None
+    batch_size: int = 0
     info: Mapping[str, Any] = field(default_factory=dict)
     start: Mapping[str, Tensor] = field(default_factory=dict)
     scale: LossScale | None = None

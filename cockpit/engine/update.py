@@ -17,9 +17,10 @@ from cockpit.engine.step import PerParameter
 class UpdateWatch:
     """Compares the parameters before and after an update.
 
-    The update is observed, never predicted: momentum, weight decay, clipping and the like need no rule of their own. It
-    is over when each known optimizer that holds one of the parameters has stepped, and at the latest when the next step
-    begins.
+    The update is observed, never predicted: momentum, weight decay, clipping and the like need no
+        rule of their own. It
+    is over when each known optimizer that holds one of the parameters has stepped, and at the
+    latest when the next step begins.
 
     Args:
         parameters: The parameters by name.

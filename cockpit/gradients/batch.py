@@ -18,11 +18,13 @@ class Batch:
 
     Args:
         size: Number of samples N.
-        scale: What a sample's share of the gradient that arrives in the backward pass is multiplied with to give g_i:
-            N / (factor on the loss · r), with r = 1 for a mean and r = N for a sum over the batch. A number, or a
+        scale: What a sample's share of the gradient that arrives in the backward pass is multiplied
+            with to give g_i: N / (factor on the loss · r), with r = 1 for a mean and r = N for a
+                sum over the batch. A number, or a
             0-dimensional tensor, so that nobody waits for the device.
         memory_budget: Bytes that dense pieces may take.
-        seed: Where samples are drawn, they are drawn from this seed and never from the global random state.
+        seed: Where samples are drawn, they are drawn from this seed and never from the global
+            random state.
         sizes: Number of scalars of each parameter that is tracked along, where that is known.
     """
 
@@ -38,9 +40,10 @@ class Batch:
         return [slice(i, min(i + count, self.size)) for i in range(0, self.size, count)]
 
     def quota(self, samples: int) -> int:
-        """Share of one parameter in `samples` values that are drawn evenly over all tracked parameters.
+        """Share of one parameter in `samples` values drawn evenly over all tracked parameters.
 
-        Parameters with fewer values than an even share are counted in full, and the others divide what is left.
+        Parameters with fewer values than an even share are counted in full, and the others divide
+        what is left.
         """
         left, share = samples, samples
         counts = sorted(self.size * size for size in self.sizes)

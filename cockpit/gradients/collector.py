@@ -18,12 +18,14 @@ from cockpit.gradients.rules import Call, find_rule, generic
 class Collector:
     """Gathers the parts of each parameter's individual gradients in one backward pass.
 
-    A module may be called several times, and a parameter shared by several modules: their parts add up. A part that no
+    A module may be called several times, and a parameter shared by several modules: their parts add
+        up. A part that no
     rule can serve makes the parameter as a whole *not tracked*, with a reason, and nothing else.
 
     Args:
         batch: The mini-batch, or a function that says at the first arrival what it is.
-        on_complete: Called with each parameter and its handle, once, when no further part can arrive.
+        on_complete: Called with each parameter and its handle, once, when no further part can
+            arrive.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Collector:
         self._on_complete = on_complete
         self._parts: dict[Tensor, list[IndividualGradients]] = {}
         self._done: set[Tensor] = set()
+        self._accumulated: set[Tensor] = set()
         self.refused: dict[Tensor, str] = {}
 
     def add(self, call: Call, grads: tuple[Tensor | None, ...]) -> None:
@@ -51,18 +54,23 @@ class Collector:
                 handles = self._handles(call, grads, self._batch)
                 missing = [name for name in own if name not in handles]
                 if missing:
-                    raise Unsupported(f"{type(module).__name__} has parameters that its rule misses")
+                    raise Unsupported(
+                        f"{type(module).__name__} has parameters that its rule misses"
+                    )
             except Unsupported as error:
                 self._refuse(own.values(), str(error))
                 return
             except Exception as error:  # never let a fault of ours reach the user's backward pass
                 self._refuse(own.values(), f"{type(error).__name__}: {error}")
                 return
-        for name, parameter in own.items():
+        for name, handle in handles.items():
+            parameter = module.get_parameter(name)
+            if not parameter.requires_grad:
+                continue
             if parameter in self._done:
                 self._refuse([parameter], "it got gradients from more than one backward pass")
-            handles[name].calls.append(call)
-            self._parts.setdefault(parameter, []).append(handles[name])
+            handle.calls.append(call)
+            self._parts.setdefault(parameter, []).append(handle)
 
     @staticmethod
     def _handles(
@@ -77,7 +85,11 @@ class Collector:
             self._parts.pop(parameter, None)
 
     def complete(self, parameter: nn.Parameter) -> None:
-        """Hand over the individual gradients of a parameter, of which no further part can arrive."""
+        """Hand over the individual gradients of a parameter whose gradient has been accumulated."""
+        self._accumulated.add(parameter)
+        self._deliver(parameter)
+
+    def _deliver(self, parameter: nn.Parameter) -> None:
         parts = self._parts.pop(parameter, None)
         if parts and parameter not in self.refused:
             self._done.add(parameter)
@@ -88,8 +100,14 @@ class Collector:
         """Hand over what is left; parameters that had no part in the backward pass have zero gradients."""
         batch = batch or self._batch
         for parameter in parameters:
-            self.complete(parameter)
-            if batch is None or parameter in self._done or parameter in self.refused:
+            self._deliver(parameter)
+            if parameter in self._done or parameter in self.refused:
+                continue
+            if parameter in self._accumulated:
+                reason = "it is used without a call of the module that it belongs to"
+                self._refuse([parameter], reason)
+                continue
+            if batch is None:
                 continue
             self._done.add(parameter)
             dtype = torch.promote_types(parameter.dtype, torch.float32)

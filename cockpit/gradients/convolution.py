@@ -6,31 +6,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from cockpit.gradients.batch import Batch
 from cockpit.gradients.products import Products
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-WEIGHT_GRADIENTS = {1: nn.grad.conv1d_weight, 2: nn.grad.conv2d_weight, 3: nn.grad.conv3d_weight}
+WEIGHT_GRADIENTS = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
 
 MANY_POSITIONS = 200
-"""Output positions from which on the backward kernel, mapped over the samples, beats unfolding and a matrix product.
+"""Output positions from which on the backward kernel, mapped over the samples, beats unfolding and
+a matrix product.
 
-Measured on two cores with 128 samples: 22 against 49 ms for 96 → 128 channels at 6 × 6; equal around 14 × 14; 125
+Measured on two cores with 128 samples: 22 against 49 ms for 96 → 128 channels at 6 × 6; equal
+    around 14 × 14; 125
 against 47 ms for 64 → 64 channels at 32 × 32."""
 
 
 class ConvolutionGradients(Products):
     """Gradients of a convolution's weight: `Products` whose positions are those of the output.
 
-    The patches under the kernel, `a`, are unfolded for some samples at a time, and not at all for products with a
-    direction, which are one forward convolution, and for the mean, which is the usual backward convolution.
+    The patches under the kernel, `a`, are unfolded for some samples at a time, and not at all for
+    products with a direction, which are one forward convolution, and for the mean, which is the
+    usual backward convolution.
 
     Args:
         batch: What all handles of the backward pass share.
         module: The layer.
         inputs: Its input, padded, `[N, C, *spatial]`.
-        grad_output: Individual gradients with respect to its output, `[N, O, *spatial_out]`, in the scale of g_i.
+        grad_output: Individual gradients with respect to its output, `[N, O, *spatial_out]`, in the
+            scale of g_i.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ Transform = Callable[[IndividualGradients], Any]
 
 
 class HandleFeed(BackpropExtension):
-    """A BackPACK extension that hands each layer's input and output gradient on; it stores nothing on the parameters."""
+    """A BackPACK extension that hands on each layer's input and output gradient, and stores nothing."""
 
     def __init__(self, sink: Callable[[Call, tuple[Tensor | None, ...]], None]) -> None:
         super().__init__(savefield="grad_batch_transforms", module_exts={}, fail_mode="SILENT")
@@ -42,17 +42,21 @@ class BatchGradTransforms(HandleFeed):
 
     ::
 
-        with backpack(BatchGradTransforms({"batch_l2": SquareNorms(), "largest": lambda g: g.abs_max()})):
+        with backpack(BatchGradTransforms({"batch_l2": SquareNorms(), "largest": lambda g:
+        g.abs_max()})):
             loss.backward()
         parameter.grad_batch_transforms["batch_l2"]   # [N]
 
-    g_i is the gradient of the loss of sample i: the results do not depend on whether the loss is a mean or a sum. If the
-    loss is a module that BackPACK has extended, its `reduction` and the factor on it are seen; otherwise it is taken to
-    be as `reduction` says, and not scaled.
+    g_i is the gradient of the loss of sample i: the results do not depend on whether the loss is a
+        mean or a sum. If the
+    loss is a module that BackPACK has extended, its `reduction` and the factor on it are seen;
+    otherwise it is taken to be as `reduction` says, and not scaled.
 
     Args:
-        transforms: Functions by name. Each takes an `IndividualGradients` handle and returns what to keep.
-        reduction: Whether the loss that is backpropagated is the ``"mean"`` or the ``"sum"`` over the samples.
+        transforms: Functions by name. Each takes an `IndividualGradients` handle and returns what
+            to keep.
+        reduction: Whether the loss that is backpropagated is the ``"mean"`` or the ``"sum"`` over
+            the samples.
         memory_budget: Bytes that dense pieces of individual gradients may take.
 
     Raises:
@@ -97,7 +101,8 @@ class BatchGradTransforms(HandleFeed):
     def _receive(self, call: Call, grads: tuple[Tensor | None, ...]) -> None:
         if self._collector is None:
             self._collector = Collector(self._batch, self._keep)
-            # Parts of a shared parameter arrive one by one, and BackPACK does not say which one is the last.
+            # Parts of a shared parameter arrive one by one, and BackPACK does not say which one is
+            # the last.
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         for parameter in call.module.parameters(recurse=False):
             if parameter.requires_grad:
@@ -128,7 +133,7 @@ class BatchGradTransforms(HandleFeed):
 
 
 def _stored_inputs(module: nn.Module) -> tuple[Any, ...]:
-    inputs = []
+    inputs: list[Any] = []
     while hasattr(module, f"input{len(inputs)}"):
         inputs.append(getattr(module, f"input{len(inputs)}"))
     return tuple(inputs)

@@ -1,7 +1,8 @@
-"""Handles on the individual gradients of a parameter, which never exist as a whole unless somebody asks.
+"""Handles on the individual gradients of a parameter, which never exist as a whole.
 
-`IndividualGradients` offers the reductions that quantities want. All of them work from one method, `piece`, which gives
-the dense gradients of some of the samples; subclasses override what they know a closed form for.
+`IndividualGradients` offers the reductions that quantities want. All of them work from one method,
+`piece`, which gives the dense gradients of some of the samples; subclasses override what they know
+a closed form for.
 """
 
 from __future__ import annotations
@@ -45,13 +46,15 @@ class IndividualGradients:
         """Whether the inputs that this is computed from still are what they were in the forward pass."""
         return all(call.versions == call.current_versions() for call in self.calls)
 
-    # -- what a subclass provides -----------------------------------------------------------------------------------
+    # -- what a subclass provides -----------------------------------------------------------------
 
     def piece(self, samples: slice) -> Tensor:
         """Return the gradients of some samples, `[n, *shape]`."""
         raise NotImplementedError
 
-    # -- dense pieces -----------------------------------------------------------------------------------------------
+    # -- dense pieces
+    #
+    # -----------------------------------------------------------------------------------------------
 
     @property
     def numel(self) -> int:
@@ -73,9 +76,10 @@ class IndividualGradients:
         return self.batch.pieces(2 * self.numel * self.dtype.itemsize)
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the dense gradients, `(samples, [n, *shape])`, in pieces that respect the memory budget.
+        """Yield the dense gradients in pieces that respect the memory budget.
 
-        Where they fit as a whole they are computed once and kept until `release`.
+        A piece is a pair of the samples that it holds and a tensor `[n, *shape]`. Where they fit as
+        a whole they are computed once and kept until `release`.
         """
         if self._whole is not None:
             yield slice(0, self.batch.size), self._whole
@@ -98,7 +102,9 @@ class IndividualGradients:
     def _empty(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
-    # -- reductions -------------------------------------------------------------------------------------------------
+    # -- reductions
+    #
+    # -------------------------------------------------------------------------------------------------
 
     def dense(self) -> Tensor:
         """Return all individual gradients, `[N, *shape]`, whatever memory that takes."""
@@ -169,10 +175,10 @@ class IndividualGradients:
         """Count the values g_id in the bins between `edges`, `[bins + 1]`.
 
         Args:
-            edges: Ascending. Bins are closed on the left, the last one on both sides; values outside of the range count
-                in the outermost bins.
-            samples: At most about so many values are drawn, evenly over samples and elements, and the counts scaled to
-                the total. ``None`` counts all.
+            edges: Ascending. Bins are closed on the left, the last one on both sides; values
+                outside of the range count in the outermost bins.
+            samples: At most about so many values are drawn, evenly over samples and elements, and
+                the counts scaled to the total. ``None`` counts all.
         """
         edges = edges.to(device=self.device, dtype=self.dtype)
         if samples is not None and samples < self.total:
@@ -203,7 +209,8 @@ class IndividualGradients:
     def sample(self, count: int) -> Tensor:
         """Draw about `count` of the values g_id, each with the same probability, `[drawn]`.
 
-        Here: elements at random, of all samples where those fit into memory and of a few at random otherwise.
+        Here: elements at random, of all samples where those fit into memory and of a few at random
+            otherwise.
         """
         generator = self.batch.generator(self.device)
         if self._whole is None and not self.fits:

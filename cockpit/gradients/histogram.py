@@ -16,11 +16,11 @@ class Histogram:
     """Counts of values in bins.
 
     Args:
-        counts: Number of finite values in each bin, int64 `[bins]`. Values outside of the range count in the outermost
-            bins.
+        counts: Number of finite values in each bin, int64 `[bins]`. Values outside of the range
+            count in the outermost bins.
         nonfinite: Number of values that are NaN or infinite, int64 `[]`. No bin holds them.
-        drawn: How many values were looked at. Fewer than there are where they were sampled; the counts are then scaled
-            to the total.
+        drawn: How many values were looked at. Fewer than there are where they were sampled; the
+            counts are then scaled to the total.
     """
 
     counts: Tensor
@@ -64,9 +64,10 @@ def bin_counts(values: Tensor, edges: Tensor) -> Tensor:
 
 
 def scale_counts(counts: Tensor, total: int, drawn: int) -> Tensor:
-    """Scale integers that sum to `drawn` to integers that sum to `total`, each within 1 of the exact ratio.
+    """Scale integers that sum to `drawn` to integers that sum to `total`.
 
-    The cumulated counts are rounded rather than the counts, so that the sum is exact.
+    Each is within 1 of the exact ratio. The cumulated counts are rounded rather than the counts, so
+    that the sum is exact.
     """
     exact = counts.cumsum(0).to(torch.float64 if counts.device.type != "mps" else torch.float32)
     cumulated = (exact * (total / drawn)).round().to(torch.int64)

@@ -14,8 +14,9 @@ from cockpit.gradients.handle import IndividualGradients
 class Products(IndividualGradients):
     """Gradients g_i = Σ_t b_it a_itᵀ, one outer product per sample and position t.
 
-    Positions are the time steps or tokens of a Linear layer and the pixels of a convolution's output. A layer with
-    groups has one such matrix per group. Nothing of the size `[N, *shape]` is formed where there is one position.
+    Positions are the time steps or tokens of a Linear layer and the pixels of a convolution's
+    output. A layer with groups has one such matrix per group. Nothing of the size `[N, *shape]` is
+    formed where there is one position.
 
     Args:
         batch: What all handles of the backward pass share.
@@ -42,7 +43,7 @@ class Products(IndividualGradients):
         """Return the inputs of some samples, `[n, G, I, T]`."""
         return self._a[samples]
 
-    # -- one position: closed forms ----------------------------------------------------------------------------------
+    # -- one position: closed forms ---------------------------------------------------------------
 
     @property
     def _single(self) -> bool:
@@ -137,7 +138,9 @@ class Products(IndividualGradients):
             a, b = (factor.transpose(0, 1) for factor in self._factors())  # [G, N, ·]
             return (b.mT @ a / self.batch.size).reshape(self.shape)
         total = self._empty(self.groups, self.outputs, self.inputs)
-        for samples in self.batch.pieces(self.groups * self.inputs * self.positions * self.dtype.itemsize):
+        for samples in self.batch.pieces(
+            self.groups * self.inputs * self.positions * self.dtype.itemsize
+        ):
             a, b = self.a(samples), self.b[samples]
             total += torch.einsum("ngot,ngit->goi", b, a)
         return (total / self.batch.size).reshape(self.shape)
@@ -167,10 +170,11 @@ class Products(IndividualGradients):
         return (a.abs().amax(2) * b.abs().amax(2)).max()
 
     def sample(self, count: int) -> Tensor:
-        """Draw values of all samples, from some rows and columns of the parameter's matrix, the same for every sample.
+        """Draw values of all samples, from some rows and columns of the parameter's matrix.
 
-        Rows and columns are drawn at random, which makes every value as likely as any other, and costs a small matrix
-        product per sample rather than the whole gradient.
+        Rows and columns are drawn at random, the same for every sample, which makes every value as
+        likely as any other, and costs a small matrix product per sample rather than the whole
+        gradient.
         """
         if self._whole is not None:
             return super().sample(count)

@@ -18,14 +18,15 @@ Sink = Callable[[Call, "tuple[Tensor | None, ...]"], None]
 
 
 class Recorder:
-    """Records the calls of a model's modules, and reports those whose gradients arrive while somebody listens.
+    """Records the calls of a model's modules, and reports those whose gradients arrive.
 
-    A forward hook on every module with parameters of its own takes references to the inputs, which autograd holds
-    anyway, and puts a tensor hook on the outputs. The references live in that hook, and so they go with the graph.
-    Tensor hooks survive in-place operations on the output, which hooks on the module's backward do not.
+    A forward hook on every module with parameters of its own takes references to the inputs, which
+    autograd holds anyway, and puts a tensor hook on the outputs. The references live in that hook,
+    and so they go with the graph. Tensor hooks survive in-place operations on the output, which
+    hooks on the module's backward do not.
 
-    The forward pass comes before the number of the step is known, so the forward hook always runs. The tensor hook
-    returns at once unless `sink` is set.
+    The forward pass comes before the number of the step is known, so the forward hook always runs.
+    The tensor hook returns at once unless `sink` is set.
 
     Args:
         model: The model. Its modules may be called in any order, any number of times.
@@ -35,7 +36,8 @@ class Recorder:
         self.sink: Sink | None = None
         self.batch_size: int | None = None
         self._hooks: list[RemovableHandle] = []
-        # The hooks hold no strong reference to this object: a recorder that is dropped does not live on in the model.
+        # The hooks hold no strong reference to this object: a recorder that is dropped does not
+        # live on in the model.
         this = weakref.ref(self)
         for module in model.modules():
             if any(True for _ in module.parameters(recurse=False)):
@@ -73,7 +75,12 @@ def _record(
     if not any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
         return
     outputs = tensors_in(output)
-    differentiable = [tensor.requires_grad for tensor in outputs]
+    # A hook on a leaf (a parameter that is returned as it is) would outlive the graph, and hooks on
+    # two mentions of one tensor would count it twice.
+    differentiable = [
+        tensor.grad_fn is not None and all(tensor is not other for other in outputs[:i])
+        for i, tensor in enumerate(outputs)
+    ]
     if not any(differentiable):
         return
     call = Call.of(module, args, kwargs)
@@ -81,7 +88,7 @@ def _record(
         outputs[0].register_hook(partial(_arrived_alone, this, call))
     else:
         torch.autograd.graph.register_multi_grad_hook(
-            tuple(tensor for tensor in outputs if tensor.requires_grad),
+            tuple(tensor for tensor, known in zip(outputs, differentiable, strict=True) if known),
             partial(_arrived, this, call, differentiable),
         )
 

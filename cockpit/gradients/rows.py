@@ -28,21 +28,21 @@ class Rows(IndividualGradients):
         rows = values.new_zeros(len(key), width)
         rows.index_add_(0, position.reshape(-1), values.reshape(-1, width))
         self.rows = rows  # [R, E], one for each pair of sample and row that occurs
-        self.sample = torch.div(key, vocabulary, rounding_mode="floor")  # [R], ascending
+        self.owner = torch.div(key, vocabulary, rounding_mode="floor")  # [R], ascending
         self.index = key % vocabulary  # [R]
 
     def piece(self, samples: slice) -> Tensor:
         """Write the rows into the tables of some samples, `[n, V, E]`."""
         start, stop, _ = samples.indices(self.batch.size)
         first, last = torch.searchsorted(
-            self.sample, torch.tensor([start, stop], device=self.device)
+            self.owner, torch.tensor([start, stop], device=self.device)
         ).tolist()
         dense = self._empty(stop - start, *self.shape)
-        dense[self.sample[first:last] - start, self.index[first:last]] = self.rows[first:last]
+        dense[self.owner[first:last] - start, self.index[first:last]] = self.rows[first:last]
         return dense
 
     def _by_sample(self, values: Tensor) -> Tensor:
-        return self._empty(self.batch.size).index_add_(0, self.sample, values)
+        return self._empty(self.batch.size).index_add_(0, self.owner, values)
 
     def _by_row(self, values: Tensor) -> Tensor:
         return self._empty(*self.shape).index_add_(0, self.index, values)
@@ -78,8 +78,8 @@ class Rows(IndividualGradients):
             common = self.index[some].unsqueeze(1) == self.index  # [r, R]
             products = (self.rows[some] @ self.rows.T) * common
             by_sample = self._empty(len(products), self.batch.size)
-            by_sample.index_add_(1, self.sample, products)
-            gram.index_add_(0, self.sample[some], by_sample)
+            by_sample.index_add_(1, self.owner, products)
+            gram.index_add_(0, self.owner[some], by_sample)
         return gram
 
     @property
@@ -98,9 +98,7 @@ class Rows(IndividualGradients):
         rows = self.rows.reshape(-1)
         if samples is not None and samples < rows.numel():
             generator = self.batch.generator(self.device)
-            index = torch.randint(
-                rows.numel(), (samples,), generator=generator, device=self.device
-            )
+            index = torch.randint(rows.numel(), (samples,), generator=generator, device=self.device)
             counted = Histogram.of(rows[index], edges).scaled_to(rows.numel())
         else:
             counted = Histogram.of(rows, edges)

@@ -115,7 +115,7 @@ def panels(
     for name, make in makers:
         try:
             panel = make()
-        except Exception as error:  # noqa: PERF203
+        except Exception as error:
             if on_error is None:
                 raise
             on_error(name, error)

@@ -22,7 +22,7 @@ def panel(run: Readable) -> Panel | None:
     grid = _grid(seen)
     values = np.stack([_rebin(c, e, grid) for c, e in zip(seen.counts, seen.edges, strict=True)], 1)
     return Panel(
-        title="Individual gradients over time",
+        title="Gradients over time",
         group="GRADIENTS",
         how_to_read="Gentle narrowing is normal; a collapse onto 0 means vanishing gradients, a "
         "burst instability.",

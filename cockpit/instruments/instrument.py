@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import pandas as pd
 
 from cockpit.instruments.panel import Panel
@@ -19,6 +20,10 @@ class Readable(Protocol):
     @property
     def parameters(self) -> list[str]:
         """Names of the parameters in model order."""
+
+    @property
+    def steps(self) -> np.ndarray:
+        """The tracked steps."""
 
     @property
     def quantities(self) -> list[str]:

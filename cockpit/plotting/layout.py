@@ -16,6 +16,7 @@ from matplotlib.patches import FancyBboxPatch
 from cockpit.instruments.panel import Group, Panel
 from cockpit.plotting.letters import shorten, width_of
 from cockpit.plotting.matplotlib import caption, caption_height, draw_body, pen_for
+from cockpit.plotting.scales import set_steps, step_range
 from cockpit.plotting.theme import Theme, theme_of
 
 __all__ = ["Section", "arrange", "draw_figure"]
@@ -50,6 +51,8 @@ class Cell:
 def arrange(panels: Sequence[Panel], width: float, height: float) -> list[Row]:
     """Return the rows in which panels, ordered by group, fill `width` × `height` best."""
     groups = [Section(group, tuple(items)) for group, items in groupby(panels, lambda p: p.group)]
+    if not groups:
+        return []
     choices = [_rows(groups, columns) for columns in range(1, 8)]
     return min(choices, key=lambda rows: _strain(rows, width, height))
 
@@ -82,22 +85,22 @@ def draw_figure(
     theme = theme_of(style)
     figure.set_facecolor(theme.background)
     width, height = (float(v) for v in figure.get_size_inches())
-    letters = float(np.clip(math.sqrt(width * height) / 1.75, 5.0, 12.0))
+    rows = arrange(panels, width, height)
+    letters = _letters(rows, width, height)
     top = _header(figure, theme, title, subtitle, letters)
     if not panels:
         _say_nothing(figure, theme, letters)
         return figure
-    rows = arrange(panels, width, top)
-    cards = [(width / sum(len(s.panels) for s in row), top / len(rows)) for row in rows]
-    letters = float(np.clip(min(math.sqrt(w * h) for w, h in cards) * 2.65, 4.9, 14.0))
     cells = _cells(figure, theme, rows, top, letters)
     for row in cells:
         for cell in row:
             _place(cell, 4.5 * letters, 3.0 * letters, 1.0 * letters, 7.0 * letters)
             draw_body(cell.panel, cell.axes, pen_for(cell.axes, theme, log_steps, letters))
-    _share_steps([cell for row in cells for cell in row])
+    everything = [cell for row in cells for cell in row]
+    _share_steps(everything, theme, log_steps, letters)
     for row in cells:
         _fit(row, theme, log_steps, letters)
+    _share_steps(everything, theme, log_steps, letters)  # as many ticks as now have room
     return figure
 
 
@@ -125,12 +128,21 @@ def _strain(rows: list[Row], width: float, height: float) -> float:
     return float(np.mean(np.square(np.log(np.array(shapes) / ASPECT))))
 
 
+def _letters(rows: list[Row], width: float, height: float) -> float:
+    """Return the size of the small letters in points that suits cards and figure."""
+    size = 0.8 * math.sqrt(width * height)
+    for row in rows:
+        count = sum(len(section.panels) for section in row)
+        size = min(size, 2.6 * math.sqrt(width / count * height / len(rows)))
+    return float(np.clip(size, 4.9, 14.0))
+
+
 def _header(figure: Figure, theme: Theme, title: str, subtitle: str, letters: float) -> float:
     """Write the title at the top and return the height in inches that is left below it."""
     width, height = (float(v) for v in figure.get_size_inches())
     inch = figure.dpi_scale_trans
-    left, size = 0.16 + letters / 100, 1.75 * letters
-    line = height - 0.12 - size / 72
+    left, size = 0.12 + letters / 60, 1.75 * letters
+    line = height - 0.1 - 0.95 * size / 72
     shown = shorten(title, (width - 2 * left) * 72, size)
     figure.text(
         left, line, shown, transform=inch, fontsize=size, fontweight="bold", color=theme.text
@@ -255,16 +267,15 @@ def _place(cell: Cell, left: float, bottom: float, right: float, top: float) -> 
     cell.axes.set_position((x / width, y / height, across / width, up / height))
 
 
-def _share_steps(cells: list[Cell]) -> None:
+def _share_steps(cells: list[Cell], theme: Theme, log_steps: bool, letters: float) -> None:
     """Give all pictures over the steps the same range, so that they can be compared."""
-    over_steps = [cell.axes for cell in cells if cell.panel.over_steps]
-    with_data = [axes for axes in over_steps if np.isfinite(axes.dataLim.intervalx).all()]
-    if with_data:
-        limits = np.array([axes.dataLim.intervalx for axes in with_data])
-        low, high = float(limits[:, 0].min()), float(limits[:, 1].max())
-        air = 0.015 * (high - low) or 0.5
-        for axes in over_steps:
-            axes.set_xlim(low if axes.get_xscale() == "symlog" else low - air, high + air)
+    drawn = [cell for cell in cells if cell.panel.over_steps]
+    ranges = [steps for cell in drawn if (steps := step_range(cell.panel)) is not None]
+    if ranges:
+        lows, firsts, highs = zip(*ranges, strict=True)
+        for cell in drawn:
+            pen = pen_for(cell.axes, theme, log_steps, letters)
+            set_steps(cell.axes, min(lows), min(firsts), max(highs), pen)
 
 
 def _fit(row: list[Cell], theme: Theme, log_steps: bool, letters: float) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
-__all__ = ["shorten", "tick_text", "width_of", "wrap"]
+__all__ = ["shorten", "shorten_all", "tick_text", "width_of", "wrap"]
 
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -42,6 +43,18 @@ def shorten(name: str, width: float, size: float) -> str:
             f"{name[: math.ceil(keep * 0.4)]}…{name[len(name) - keep + math.ceil(keep * 0.4) :]}"
         )
     return short
+
+
+def shorten_all(names: Sequence[str], width: float, size: float) -> list[str]:
+    """Shorten dotted names alike: what all of them begin with goes first, as it tells nothing."""
+    if max(width_of(name, size) for name in names) > width:
+        parts = [name.split(".") for name in names]
+        shared = 0
+        while all(len(p) > shared + 1 and p[shared] == parts[0][shared] for p in parts):
+            shared += 1
+        if shared and len(names) > 1:
+            names = ["…" + ".".join(p[shared:]) for p in parts]
+    return [shorten(name, width, size) for name in names]
 
 
 def tick_text(value: float, _position: int | None = None) -> str:

@@ -11,7 +11,7 @@ from matplotlib.colors import LogNorm, Normalize, TwoSlopeNorm
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from cockpit.instruments.panel import Array, Band, Bars, Heat, Line, Panel, Points
-from cockpit.plotting.letters import shorten, tick_text
+from cockpit.plotting.letters import shorten_all, tick_text
 from cockpit.plotting.theme import Theme
 from cockpit.plotting.thinning import thin_cells, thin_line
 
@@ -178,8 +178,9 @@ def _norm(values: Array, scale: str) -> tuple[Normalize, bool]:
 def _name_rows(names: tuple[str, ...], axes: Axes, pen: Pen) -> None:
     every = max(1, int(np.ceil(len(names) * pen.letters * 1.15 / pen.height)))
     shown = np.arange(0, len(names), every)
-    size = min(pen.letters, max(4.5, 0.9 * pen.height / len(names)))
-    axes.set_yticks(shown + 0.5, [shorten(names[i], 0.5 * pen.width, size) for i in shown])
+    size = 0.95 * pen.letters
+    labels = shorten_all(names, 0.5 * pen.width, size)
+    axes.set_yticks(shown + 0.5, [labels[i] for i in shown])
     axes.tick_params(axis="y", length=0, labelsize=size)
     axes.invert_yaxis()
 
@@ -195,8 +196,8 @@ def _color_bar(mesh: object, label: str, axes: Axes, pen: Pen) -> None:
     else:
         bar.locator = MaxNLocator(nbins=max(2, int(pen.height / (pen.letters * 4))))
     bar.formatter = FuncFormatter(tick_text)
-    bar.ax.yaxis.set_minor_locator(NullLocator())
     bar.update_ticks()
+    bar.ax.yaxis.set_minor_locator(NullLocator())
     bar.ax.tick_params(
         which="both",
         labelsize=pen.letters * 0.92,

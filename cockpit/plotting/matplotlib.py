@@ -80,6 +80,8 @@ def draw_body(panel: Panel, axes: Axes, pen: Pen) -> None:
             va="center",
             fontsize=pen.letters,
             color=theme.muted,
+            bbox={"facecolor": theme.card, "edgecolor": "none"},
+            zorder=6,
         )
     unit = f" [{panel.unit}]" if panel.unit else ""
     label: dict[str, Any] = {
@@ -143,7 +145,7 @@ def _break(panel: Panel, letters: float, width: float) -> tuple[list[str], list[
     """Return the lines of title and how to read it, and the headline if there is room for it."""
     big = TITLE * letters
     taken = width_of(panel.headline, big, "bold") + letters
-    fits = bool(panel.headline) and taken + width_of(panel.title, big, "bold") <= width
+    fits = panel.headline not in ("", "NaN") and taken + width_of(panel.title, big, "bold") <= width
     title = wrap(panel.title, width, big, "bold")
     return title, wrap(panel.how_to_read, width, letters), panel.headline if fits else ""
 

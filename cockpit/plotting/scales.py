@@ -5,18 +5,19 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import (
+    FixedLocator,
     FuncFormatter,
     LogLocator,
     MaxNLocator,
     NullLocator,
-    SymmetricalLogLocator,
 )
 
 from cockpit.instruments.panel import Array, Band, Bars, Heat, Line, Panel, Points, Reference
 from cockpit.plotting.letters import tick_text
 from cockpit.plotting.marks import Pen
+from cockpit.plotting.thinning import cell_edges
 
-__all__ = ["has_data", "heights", "set_limits", "set_scale", "set_ticks"]
+__all__ = ["has_data", "heights", "set_limits", "set_scale", "set_steps", "set_ticks", "step_range"]
 
 
 def heights(panel: Panel) -> Array:
@@ -46,7 +47,7 @@ def set_scale(panel: Panel, axes: Axes, values: Array) -> None:
     elif panel.scale == "symlog" and (values != 0).any():
         size = np.abs(values[values != 0])
         threshold = max(float(np.quantile(size, 0.05)), float(size.max()) * 1e-6)
-        axes.set_yscale("symlog", linthresh=threshold, linscale=0.5)
+        axes.set_yscale("symlog", linthresh=10 ** np.floor(np.log10(threshold)), linscale=0.5)
 
 
 def set_limits(panel: Panel, axes: Axes, values: Array, pen: Pen) -> None:
@@ -62,8 +63,46 @@ def set_limits(panel: Panel, axes: Axes, values: Array, pen: Pen) -> None:
         axes.set_ylim(_limits(np.append(values, words), axes.get_yscale(), bars, named))
     if panel.x_range is not None:
         axes.set_xlim(panel.x_range)
-    if panel.over_steps and pen.log_steps:
-        axes.set_xscale("symlog", linthresh=1.0, linscale=0.3)
+    if panel.over_steps:
+        steps = step_range(panel)
+        if steps is not None:
+            set_steps(axes, *steps, pen)
+
+
+def step_range(panel: Panel) -> tuple[float, float, float] | None:
+    """Return the first, the first positive, and the last step of a panel; `None` without steps."""
+    found: list[Array] = []
+    for mark in panel.marks:
+        if isinstance(mark, Line | Points | Band | Heat):
+            found.append(np.asarray(mark.x, float))
+        if isinstance(mark, Heat):
+            found.append(cell_edges(np.asarray(mark.x, float)))
+    steps = np.concatenate([np.zeros(0), *found])
+    if not steps.size:
+        return None
+    whole = steps[(steps >= 1) & (steps == np.round(steps))]
+    return float(steps.min()), float(whole.min(initial=max(steps.max(), 1.0))), float(steps.max())
+
+
+def set_steps(axes: Axes, low: float, first: float, high: float, pen: Pen) -> None:
+    """Set the step axis: from `low` to `high`; if logarithmic, `first` is the first after 0."""
+    across = int(np.clip(pen.width / (pen.letters * 4.2), 2, 8))
+    if not pen.log_steps:
+        air = 0.015 * (high - low) or 0.5
+        axes.set_xlim(low - air, high + air)
+        steps = [1, 2, 2.5, 5, 10] if high - low > 20 else [1, 2, 5, 10]
+        axes.xaxis.set_major_locator(
+            MaxNLocator(nbins=across, integer=True, steps=steps, min_n_ticks=1)
+        )
+    else:
+        low = max(low, 0.0)
+        axes.set_xscale("symlog", linthresh=first, linscale=0.4)
+        axes.set_xlim(low, max(high, 1.1 * first))
+        decades = np.arange(np.ceil(np.log10(first)), np.floor(np.log10(max(high, first))) + 1)
+        shown = decades[:: max(1, int(np.ceil(len(decades) / across)))]
+        axes.xaxis.set_major_locator(FixedLocator([*([0.0] if low == 0 else []), *10.0**shown]))
+    axes.xaxis.set_major_formatter(FuncFormatter(tick_text))
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _limits(values: Array, scale: str, bars: bool, named: bool) -> tuple[float, float]:
@@ -87,32 +126,27 @@ def set_ticks(panel: Panel, axes: Axes, pen: Pen) -> None:
     """Set few, round ticks."""
     across = int(np.clip(pen.width / (pen.letters * 4.2), 2, 8))
     up = int(np.clip(pen.height / (pen.letters * 2.6), 2, 7))
-    if panel.over_steps and pen.log_steps:
-        axes.xaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=1.0))
-    else:
-        axes.xaxis.set_major_locator(
-            MaxNLocator(nbins=across, integer=panel.over_steps, steps=[1, 2, 2.5, 5, 10])
-        )
-    axes.xaxis.set_major_formatter(FuncFormatter(tick_text))
-    axes.xaxis.set_minor_locator(NullLocator())
+    if not panel.over_steps:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=across, steps=[1, 2, 2.5, 5, 10]))
+        axes.xaxis.set_major_formatter(FuncFormatter(tick_text))
+        axes.xaxis.set_minor_locator(NullLocator())
     if any(isinstance(m, Heat) and m.names for m in panel.marks):
         return
-    if axes.get_yscale() == "log":
-        low, high = np.log10(axes.get_ylim())
-        subs = (
-            (1.0,)
-            if high - low > 2
-            else (1.0, 2.0, 5.0)
-            if high - low > 0.6
-            else tuple(range(1, 10))
-        )
+    scale, limits = axes.get_yscale(), axes.get_ylim()
+    if scale == "log" and np.log10(limits[1] / limits[0]) > 0.6:
+        subs = (1.0,) if np.log10(limits[1] / limits[0]) > 2 else (1.0, 2.0, 5.0)
         axes.yaxis.set_major_locator(LogLocator(subs=subs, numticks=up + 1))
-    elif axes.get_yscale() == "symlog":
-        threshold = axes.yaxis.get_transform().linthresh  # type: ignore[attr-defined]
-        locator = SymmetricalLogLocator(base=10, linthresh=threshold)
-        locator.set_params(numticks=up)
-        axes.yaxis.set_major_locator(locator)
+    elif scale == "symlog":
+        size = np.log10(np.max(np.abs(limits)))
+        decades = np.arange(np.ceil(size) - 1, _smallest(axes), -max(1, np.ceil(2 * size / up)))
+        both = [*-(10.0**decades), 0.0, *10.0 ** decades[::-1]]
+        axes.yaxis.set_major_locator(FixedLocator([v for v in both if limits[0] <= v <= limits[1]]))
     else:
         axes.yaxis.set_major_locator(MaxNLocator(nbins=up, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(tick_text))
     axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _smallest(axes: Axes) -> float:
+    """Return the decade at which the linear part of a symlog axis ends."""
+    return float(np.log10(axes.yaxis.get_transform().linthresh))  # type: ignore[attr-defined]

@@ -50,6 +50,8 @@ def thin_cells(
 ) -> tuple[Array, Array]:
     """Return edges and values `[rows, ≤ limit]` of cells; a merged one shows its largest value."""
     edges = cell_edges(x)
+    if logarithmic:
+        edges = np.maximum(edges, 0.0)
     if len(x) <= limit:
         return edges, values
     starts = _starts(x, limit, logarithmic)

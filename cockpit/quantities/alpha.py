@@ -26,17 +26,19 @@ NO_VARIANCE = 1e-10
 class Alpha(Quantity):
     r"""Normalised step length: where on a local quadratic model of the loss the update ended.
 
-    Formula: along the update d of length :math:`\tau`, the model :math:`f(s) = w_0 + w_1 s + w_2 s^2` is fitted to the loss and
-    its slope :math:`\frac{1}{N} \sum_i g_i \cdot d / \tau` at :math:`s = 0` (step t) and :math:`s = \tau` (step t + 1, on the next
-    mini-batch), by least squares weighted with their variances over the samples. Then
-    :math:`\alpha = 2 \tau / (-w_1 / w_2) - 1`. Stored under t. :math:`\alpha = -1` without an update and where the model is
-    not convex; not checked for a batch of one sample, which has no variance.
+    Formula: along the update d of length :math:`\tau`, the model :math:`f(s) = w_0 + w_1 s + w_2
+    s^2` is fitted to the loss and its slope :math:`\frac{1}{N} \sum_i g_i \cdot d / \tau` at
+    :math:`s = 0` (step t) and :math:`s = \tau` (step t + 1, on the next mini-batch), by least
+    squares weighted with their variances over the samples. Then :math:`\alpha = 2 \tau / (-w_1 /
+    w_2) - 1`. Stored under t. :math:`\alpha = -1` without an update and where the model is not
+    convex; not checked for a batch of one sample, which has no variance.
 
-    How to read it: −1 is no move, 0 a step into the minimum of the model, 1 a step to its mirror point at the same
-    height. Below 0 undershoots, above 0 overshoots; above 1 the loss rises. A slightly positive median is usual for good
-    learning rates.
+    How to read it: −1 is no move, 0 a step into the minimum of the model, 1 a step to its mirror
+    point at the same height. Below 0 undershoots, above 0 overshoots; above 1 the loss rises. A
+    slightly positive median is usual for good learning rates.
 
-    Source: Mutschler & Zell (2020), arXiv:1903.11991; Dangel, Schneider & Hennig (2021), arXiv:2102.06604, section 3.
+    Source: Mutschler & Zell (2020), arXiv:1903.11991; Schneider, Dangel & Hennig (2021),
+    arXiv:2102.06604, section 3.
     """
 
     start_loss = MeanLoss()
@@ -49,13 +51,16 @@ class Alpha(Quantity):
 
     def compute(self, step: Step) -> Outcome:
         """Return alpha, `[]`, with the fit and the observations."""
-        tau = torch.linalg.vector_norm(torch.stack([_precise(n) for n in step[self.update].values()]))
+        tau = torch.linalg.vector_norm(
+            torch.stack([_precise(n) for n in step[self.update].values()])
+        )
         f0, f1 = _precise(step[self.start_loss]), _precise(step[self.end_loss])
         var_f0, var_f1 = (_variance(step[need]) for need in (self.start_losses, self.end_losses))
         slopes = [_precise(step[need].total()) for need in (self.start_slopes, self.end_slopes)]
         if len(step[self.start_losses]) < 2 or len(step[self.end_losses]) < 2:
             raise NotChecked("a batch of one sample has no variance")
-        # In the coordinate u = s/τ the fit is well scaled: slopes are g_i·d, and the end lies at u = 1.
+        # In the coordinate u = s/τ the fit is well scaled: slopes are g_i·d, and the end lies at u
+        # = 1.
         p0, p1 = (products.mean() for products in slopes)
         var_p0, var_p1 = (_variance(products, tau.square()) for products in slopes)
         v0, v1, v2 = fit_parabola((f0, f1, p0, p1), (var_f0, var_f1, var_p0, var_p1))
@@ -83,8 +88,9 @@ def fit_parabola(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Fit v0 + v1 u + v2 u² to values and slopes at u = 0 and u = 1 by weighted least squares.
 
-    Every parabola fulfils f(1) − f(0) = (f′(0) + f′(1)) / 2. The fit of least squares spreads what the observations
-    violate this with over them, in proportion to their variances; what is left determines the parabola.
+    Every parabola fulfils f(1) − f(0) = (f′(0) + f′(1)) / 2. The fit of least squares spreads what
+    the observations violate this with over them, in proportion to their variances; what is left
+    determines the parabola.
 
     Args:
         values: f(0), f(1), f′(0), f′(1), each `[]`.

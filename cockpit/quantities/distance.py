@@ -13,8 +13,8 @@ from cockpit.quantities.quantity import Quantity
 class Distance(Quantity):
     r"""Distance of every parameter from where it started.
 
-    Formula: :math:`\lVert \theta_p(t) - \theta_p(0) \rVert_2`, with :math:`\theta(0)` the parameters at the first step
-    that the cockpit entered, tracked or not.
+    Formula: :math:`\lVert \theta_p(t) - \theta_p(0) \rVert_2`, with :math:`\theta(0)` the
+    parameters at the first step that the cockpit entered, tracked or not.
 
     How to read it: fast early, slower later. A layer whose distance stays at zero is not trained.
 

@@ -19,22 +19,24 @@ SAMPLES = 2**17
 class GradHist1d(Quantity):
     r"""Histogram of the elements of all individual gradients, in total and by parameter.
 
-    Formula: the counts of all :math:`g_{id}` in `bins` bins of equal width over `range`, closed on the left, the last one on
-    both sides. Values outside of the range count in the outermost bins. NaN and infinities are in no bin and counted
-    beside as ``nonfinite``.
+    Formula: the counts of all :math:`g_{id}` in `bins` bins of equal width over `range`, closed on
+    the left, the last one on both sides. Values outside of the range count in the outermost bins.
+    NaN and infinities are in no bin and counted beside as ``nonfinite``.
 
-    How to read it: a narrow peak at zero with thin tails is usual. Mass in the outermost bins points at inputs of the
-    wrong scale; a layer whose values all sit in the bin of zero gets no gradient.
+    How to read it: a narrow peak at zero with thin tails is usual. Mass in the outermost bins
+    points at inputs of the wrong scale; a layer whose values all sit in the bin of zero gets no
+    gradient.
 
-    Source: Dangel, Schneider & Hennig (2021), arXiv:2102.06604.
+    Source: Schneider, Dangel & Hennig (2021), arXiv:2102.06604.
 
     Args:
         track_schedule: On which steps it is tracked.
         verbose: Whether to print the value.
         bins: Number of bins.
         range: Where the first bin begins and the last one ends.
-        samples: Bound on the number of values that are looked at. With more, so many are drawn evenly over parameters and
-            samples, and the counts scaled to the total; ``drawn`` says how many. ``None`` counts every value.
+        samples: Bound on the number of values that are looked at. With more, so many are drawn
+            evenly over parameters and samples, and the counts scaled to the total; ``drawn`` says
+            how many. ``None`` counts every value.
     """
 
     bins: int = 100
@@ -51,13 +53,14 @@ class GradHist1d(Quantity):
             )
         if self.samples is not None and self.samples < 1:
             raise InvalidArgument(
-                f"GradHist1d needs samples of at least 1, or None for all, got samples={self.samples!r}."
+                "GradHist1d needs samples of at least 1, or None for all, got "
+                f"samples={self.samples!r}."
             )
 
     @property
     def counts(self) -> Histogram1d:
         """The transform of the individual gradients that counts."""
-        return Histogram1d(self.bins, tuple(self.range), self.samples)
+        return Histogram1d(self.bins, (self.range[0], self.range[1]), self.samples)
 
     def needs(self) -> tuple[Need, ...]:
         """Return the counting transform of these settings."""

@@ -1,6 +1,7 @@
 """Three tests of how well the mini-batch gradient is known: norm, inner product, orthogonality.
 
-They belong together: with w the angle-like decomposition of g_i − g into the part along g and the part orthogonal to it,
+They belong together: with w the angle-like decomposition of g_i − g into the part along g and the
+    part orthogonal to it,
 NormTest² = InnerTest² + OrthoTest². All are relative to ‖g‖ and shrink like 1/√N.
 """
 
@@ -24,11 +25,12 @@ def _root_of_variance(excess: Tensor, batch_size: int, scale: Tensor) -> Tensor:
 class NormTest(Quantity):
     r"""Relative deviation of the individual gradients from the mini-batch gradient.
 
-    Formula: :math:`\sqrt{\frac{\sum_i \lVert g_i \rVert^2 - N \lVert g \rVert^2}{(N-1) N \lVert g \rVert^2}}`, the standard
-    error of the mini-batch gradient relative to its norm. NaN for a batch of one sample and for a gradient of zero.
+    Formula: :math:`\sqrt{\frac{\sum_i \lVert g_i \rVert^2 - N \lVert g \rVert^2}{(N-1) N \lVert g
+    \rVert^2}}`, the standard error of the mini-batch gradient relative to its norm. NaN for a batch
+    of one sample and for a gradient of zero.
 
-    How to read it: below 1 the gradient is known better than its own size. Above, noise dominates, and a larger batch
-    gives a better direction.
+    How to read it: below 1 the gradient is known better than its own size. Above, noise dominates,
+    and a larger batch gives a better direction.
 
     Source: Byrd, Chin, Nocedal & Wu (2012), eq. (3.9).
     """
@@ -47,8 +49,8 @@ class NormTest(Quantity):
 class InnerTest(Quantity):
     r"""Relative spread of the individual gradients along the mini-batch gradient.
 
-    Formula: :math:`\sqrt{\frac{\sum_i (g_i \cdot g)^2 - N \lVert g \rVert^4}{(N-1) N \lVert g \rVert^4}}`. NaN for a batch of
-    one sample and for a gradient of zero.
+    Formula: :math:`\sqrt{\frac{\sum_i (g_i \cdot g)^2 - N \lVert g \rVert^4}{(N-1) N \lVert g
+    \rVert^4}}`. NaN for a batch of one sample and for a gradient of zero.
 
     How to read it: below 1, the mini-batch gradient is a descent direction with high probability.
 
@@ -68,10 +70,12 @@ class InnerTest(Quantity):
 class OrthoTest(Quantity):
     r"""Relative spread of the individual gradients orthogonal to the mini-batch gradient.
 
-    Formula: :math:`\sqrt{\frac{\sum_i \lVert g_i \rVert^2 - \sum_i (g_i \cdot g)^2 / \lVert g \rVert^2}
-    {(N-1) N \lVert g \rVert^2}}`. NaN for a batch of one sample and for a gradient of zero.
+    Formula: :math:`\sqrt{\frac{\sum_i \lVert g_i \rVert^2 - \sum_i (g_i \cdot g)^2 / \lVert g
+    \rVert^2} {(N-1) N \lVert g \rVert^2}}`. NaN for a batch of one sample and for a gradient of
+    zero.
 
-    How to read it: in high dimensions nearly all noise is orthogonal. Below 1, the direction itself is well known.
+    How to read it: in high dimensions nearly all noise is orthogonal. Below 1, the direction itself
+    is well known.
 
     Source: Bollapragada, Byrd & Nocedal (2017), eq. (3.3), arXiv:1710.11258.
     """
@@ -84,6 +88,4 @@ class OrthoTest(Quantity):
         n, squares = step.batch_size, step[self.square_norms].total().sum()
         products = step[self.projections].total()
         squared_norm = products.mean()
-        return _root_of_variance(
-            squares - products.square().sum() / squared_norm, n, squared_norm
-        )
+        return _root_of_variance(squares - products.square().sum() / squared_norm, n, squared_norm)

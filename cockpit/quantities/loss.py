@@ -15,7 +15,8 @@ from cockpit.quantities.quantity import Quantity
 class Loss(Quantity):
     r"""The mini-batch loss L, as it was handed over.
 
-    Formula: :math:`L(\theta_t)` on the mini-batch of step t, a mean or a sum over the samples as the training has it.
+    Formula: :math:`L(\theta_t)` on the mini-batch of step t, a mean or a sum over the samples as
+    the training has it.
 
     How to read it: it should fall, on average over many steps. Single values are noisy.
 

@@ -13,11 +13,13 @@ from cockpit.quantities.quantity import Quantity
 class Parameters(Quantity):
     r"""All values of all parameters, before the update.
 
-    Formula: :math:`\theta_p(t)`. For tiny models only: every value is written at every tracked step.
+    Formula: :math:`\theta_p(t)`. For tiny models only: every value is written at every tracked
+    step.
 
-    How to read it: with two or three parameters, as the path of the optimizer over the loss landscape.
+    How to read it: with two or three parameters, as the path of the optimizer over the loss
+    landscape.
 
-    Source: Dangel, Schneider & Hennig (2021), arXiv:2102.06604.
+    Source: Schneider, Dangel & Hennig (2021), arXiv:2102.06604.
     """
 
     parameters = ParameterValues()

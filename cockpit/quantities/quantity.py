@@ -39,7 +39,8 @@ class Quantity:
                 return step[self.norms].total().mean()
 
     Args:
-        track_schedule: On which steps it is tracked, a callable ``int -> bool``. Every step unless told otherwise.
+        track_schedule: On which steps it is tracked, a callable ``int -> bool``. Every step unless
+            told otherwise.
         verbose: Whether to print the value at each tracked step.
     """
 
@@ -48,12 +49,10 @@ class Quantity:
 
     def needs(self) -> tuple[Need, ...]:
         """Return what `compute` asks for: the class attributes that are needs."""
-        declared: dict[str, Need] = {}
+        attributes: dict[str, Any] = {}
         for kind in reversed(type(self).__mro__):
-            for name, value in vars(kind).items():
-                if isinstance(value, Need):
-                    declared[name] = value
-        return tuple(declared.values())
+            attributes |= vars(kind)
+        return tuple(value for value in attributes.values() if isinstance(value, Need))
 
     def compute(self, step: Step) -> Any:
         """Return the value at a step, from the step's values of the needs alone.
@@ -67,7 +66,7 @@ class Quantity:
         return is_due(self.track_schedule, global_step)
 
     def extensions(self, global_step: int) -> list[Any]:
-        """Return the BackPACK extensions that it needs at a step: its `BatchGradTransforms`, or none.
+        """Return the BackPACK extensions of a step: its `BatchGradTransforms`, or none.
 
         Overridden by quantities that need other extensions; these run along in the backward pass.
         """

@@ -13,8 +13,8 @@ from cockpit.quantities.quantity import Quantity
 class Time(Quantity):
     r"""The time at which a step was tracked, in seconds since the epoch.
 
-    Formula: ``time.time()`` at the end of the backward pass. The clock of the machine may be set back; the run file
-    keeps a monotonic clock for every step beside it.
+    Formula: ``time.time()`` at the end of the backward pass. The clock of the machine may be set
+    back; the run file keeps a monotonic clock for every step beside it.
 
     How to read it: differences between steps are the time that these took.
 

@@ -13,12 +13,13 @@ from cockpit.quantities.quantity import Quantity
 class UpdateSize(Quantity):
     r"""Size of the update of every parameter.
 
-    Formula: :math:`\lVert \theta_p(t+1) - \theta_p(t) \rVert_2`, stored under t. The update is observed: whatever the
-    optimizer does to it (momentum, weight decay, clipping) is in it.
+    Formula: :math:`\lVert \theta_p(t+1) - \theta_p(t) \rVert_2`, stored under t. The update is
+    observed: whatever the optimizer does to it (momentum, weight decay, clipping) is in it.
 
-    How to read it: against `Distance`. Large updates and little distance mean that the training oscillates.
+    How to read it: against `Distance`. Large updates and little distance mean that the training
+    oscillates.
 
-    Source: Dangel, Schneider & Hennig (2021), arXiv:2102.06604.
+    Source: Schneider, Dangel & Hennig (2021), arXiv:2102.06604.
     """
 
     norms = UpdateNorms()

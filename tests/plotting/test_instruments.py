@@ -73,7 +73,7 @@ def test_economy_run_has_all_panels_in_the_order_of_the_groups(run: Run) -> None
         "Gradient norm by parameter",
         "Gradient noise",
         "Individual gradients",
-        "Individual gradients over time",
+        "Gradients over time",
         "Loss",
         "Accuracy",
         "Time per step",
@@ -177,7 +177,7 @@ def test_histogram_history_keeps_the_counts_when_the_range_changes(tmp_path: Pat
         ]
         for step, scale in enumerate((1.0, 0.5, 2.0))
     }
-    panel = by_title(write(tmp_path / "run.db", steps))["Individual gradients over time"]
+    panel = by_title(write(tmp_path / "run.db", steps))["Gradients over time"]
     (heat,) = of_kind(panel, Heat)
     assert heat.edges is not None
     assert len(heat.edges) == len(heat.values) + 1
@@ -206,7 +206,7 @@ def test_no_steps_no_panels(tmp_path: Path) -> None:
 def test_one_step_of_any_value_gives_panels(tmp_path: Path, value: float) -> None:
     titles = by_title(write(tmp_path / "run.db", {5: economy(5, value)}))
     assert {"Loss", "Gradient norm", "Step length α", "Individual gradients"} <= set(titles)
-    assert "Individual gradients over time" not in titles
+    assert "Gradients over time" not in titles
 
 
 @pytest.mark.parametrize("item", INSTRUMENTS, ids=lambda item: item.read.__module__)

@@ -22,7 +22,7 @@ from cockpit.log import ParameterInfo, Row, RunWriter
 from cockpit.plotter import CockpitPlotter
 from cockpit.plotting import draw, draw_figure
 from cockpit.plotting.layout import arrange
-from cockpit.plotting.letters import shorten, tick_text, width_of, wrap
+from cockpit.plotting.letters import shorten, shorten_all, tick_text, width_of, wrap
 from cockpit.plotting.theme import THEMES, theme_of
 from cockpit.plotting.thinning import cell_edges, thin_cells, thin_line
 from cockpit.run import Run, open_run
@@ -208,6 +208,13 @@ def test_wrap_and_shorten_respect_the_width() -> None:
     assert width_of(short, 8) <= 70
 
 
+def test_names_lose_first_what_they_share() -> None:
+    names = ["model.layers.0.weight", "model.layers.1.weight"]
+    assert shorten_all(names, 80, 8) == ["…0.weight", "…1.weight"]
+    assert shorten_all(names, 800, 8) == names
+    assert shorten_all(names[:1], 800, 8) == names[:1]
+
+
 # the whole figure
 
 
@@ -231,7 +238,7 @@ def test_no_text_meets_another(run: Run, size: tuple[float, float]) -> None:
     figure = CockpitPlotter(figsize=size).plot(run)
     FigureCanvasAgg(figure).draw()
     words = [t for t in figure.findobj(mpl.text.Text) if t.get_text() and t.get_visible()]
-    ticks = [label for axes in figure.axes for label in _unseen_ticks(axes)]
+    ticks = [label for a in figure.findobj(mpl.axes.Axes) for label in _unseen_ticks(a)]
     boxes = [(t, t.get_window_extent()) for t in words if t not in ticks]
     page = figure.bbox
     for text, box in boxes:

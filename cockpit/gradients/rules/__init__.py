@@ -1,12 +1,13 @@
-"""One file per kind of layer, each with a rule from a call of the layer to the individual gradients of its parameters."""
+"""Rules, one file per kind of layer: from a call of it to the individual gradients of its parameters."""
 
-from cockpit.gradients.rules import convolution, embedding, linear, normalization
+from cockpit.gradients.rules import attention, convolution, embedding, linear, normalization
 from cockpit.gradients.rules.generic import generic
 from cockpit.gradients.rules.registry import Call, Rule, find_rule, rule_for
 
 __all__ = [
     "Call",
     "Rule",
+    "attention",
     "convolution",
     "embedding",
     "find_rule",

@@ -18,10 +18,11 @@ def linear(
     a, b = factors(call, grads, batch)
     a = a.reshape(batch.size, -1, a.shape[-1])  # [N, T, I]
     b = b.reshape(batch.size, -1, b.shape[-1])  # [N, T, O]
-    weight = call.module.weight
+    module = call.module
+    assert isinstance(module, nn.Linear)
     handles: dict[str, IndividualGradients] = {
-        "weight": Products(batch, weight.shape, a.mT.unsqueeze(1), b.mT.unsqueeze(1))
+        "weight": Products(batch, module.weight.shape, a.mT.unsqueeze(1), b.mT.unsqueeze(1))
     }
-    if call.module.bias is not None:
+    if module.bias is not None:
         handles["bias"] = Dense(batch, b.sum(1))
     return handles

@@ -1,11 +1,12 @@
 """Normalisation layers with a scale and a shift per feature: their gradients are small, and stored.
 
-With x̂ the normalised input and b the gradient with respect to the output, the scale's gradient is the sum of b ∘ x̂ over
-the dimensions that share it, and the shift's that of b.
+With x̂ the normalised input and b the gradient with respect to the output, the scale's gradient is
+the sum of b ∘ x̂ over the dimensions that share it, and the shift's that of b.
 
-BatchNorm in training mode couples the samples: the loss of one sample depends on all of them. What is computed then is
-the share of sample i in the gradient, that is, what flows through its slice of the output. The shares add up to the
-gradient exactly.
+BatchNorm in training mode couples the samples: the loss of one sample depends on all of them. What
+    is computed then is
+the share of sample i in the gradient, that is, what flows through its slice of the output. The
+shares add up to the gradient exactly.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ def rms_norm(
 ) -> dict[str, IndividualGradients]:
     """Serve RMSNorm on `[N, *, *normalized_shape]`."""
     module = call.module
+    assert isinstance(module, nn.RMSNorm)
     features = len(module.normalized_shape)
     x, grad = factors(call, grads, batch, batched_dims=1 + features)
     over = tuple(range(x.dim() - features, x.dim()))

@@ -57,8 +57,9 @@ class Call:
 
 
 Rule = Callable[[Call, "tuple[Tensor | None, ...]", Batch], Mapping[str, IndividualGradients]]
-"""From a call, the gradients with respect to the tensors in its output and the batch, to the individual gradients of the
-module's own parameters, by their local names. Raises `Unsupported` with a short reason where it cannot serve a call."""
+"""From a call, the gradients with respect to the tensors in its output and the batch, to the
+individual gradients of the module's own parameters, by their local names. Raises `Unsupported` with
+a short reason where it cannot serve a call."""
 
 _RULES: dict[type[nn.Module], Rule] = {}
 
@@ -76,8 +77,11 @@ def rule_for(*kinds: type[nn.Module]) -> Callable[[Rule], Rule]:
 def find_rule(module: nn.Module) -> Rule | None:
     """Return the rule of the layer's kind, or None.
 
-    A subclass is served by the rule of its parent unless it computes something else, that is, has another `forward`.
+    A subclass is served by the rule of its parent unless it computes something else, that is, has
+    another `forward`.
     """
+    if "forward" in vars(module):  # replaced on this one object
+        return None
     kind = type(module)
     for parent in kind.__mro__:
         rule = _RULES.get(parent)
@@ -98,14 +102,15 @@ def factors(
 ) -> tuple[Tensor, Tensor]:
     """Return the input of a plain layer and the individual gradients with respect to its output.
 
-    Both are in working precision, with the samples in the first dimension, and the gradients in the scale of g_i.
+    Both are in working precision, with the samples in the first dimension, and the gradients in the
+    scale of g_i.
 
     Args:
         call: The call.
         grads: The gradients that arrived.
         batch: The batch.
-        batched_dims: Number of dimensions that an input with a batch dimension has at least; one fewer is a single
-            sample without one.
+        batched_dims: Number of dimensions that an input with a batch dimension has at least; one
+            fewer is a single sample without one.
 
     Raises:
         Unsupported: if the first dimension is not that of the samples.
