@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -154,8 +154,12 @@ def read_loss(loss: Any) -> Tensor | None:
     return loss
 
 
-def read_individual_losses(losses: Any, batch_size: int | None) -> Tensor | None:
+def read_individual_losses(losses: Any, batch_sizes: Collection[int]) -> Tensor | None:
     """Return the losses of the samples.
+
+    Args:
+        losses: What was given.
+        batch_sizes: How many samples there may be; empty where that is not known.
 
     Raises:
         InvalidType: if they are no tensor.
@@ -171,16 +175,15 @@ def read_individual_losses(losses: Any, batch_size: int | None) -> Tensor | None
     if losses.dim() != 1:
         raise InvalidArgument(
             "'individual_losses' must have one dimension, the samples, got shape "
-            f"{list(losses.shape)}. Sum or average "
-            "over the others, for example losses.flatten(1).mean(1)."
+            f"{list(losses.shape)}. Sum or average over the others, for example "
+            "losses.flatten(1).mean(1)."
         )
-    if batch_size is not None and len(losses) != batch_size:
+    if batch_sizes and len(losses) not in batch_sizes:
+        sizes = " or ".join(str(size) for size in sorted(batch_sizes))
         raise InvalidArgument(
-            f"'individual_losses' has {len(losses)} entries, but the batch has {batch_size} "
-            "samples. Give one loss per "
-            "sample; if the samples are not in the first dimension of the model's input, say how "
-            "many there are with "
-            "batch_size=."
+            f"'individual_losses' has {len(losses)} entries, but the batch has {sizes} samples. "
+            "Give one loss per sample; if the samples are not in the first dimension of the "
+            "model's input, say how many there are with batch_size=."
         )
     return losses
 

@@ -119,6 +119,7 @@ class Cockpit:
         self._warned: set[tuple[str, str]] = set()
         self._failures: list[str] = []
         self._closed = False
+        self._coupling_noted = False
         self._writer = RunWriter(
             log,
             settings=self._settings(optimizers, reduction, memory_budget, seed),
@@ -254,7 +255,9 @@ class Cockpit:
             self._check_extended(plan.others)
         plan.require(info)
         batch_size = info.get("batch_size")
-        known = engine.recorder.batch_size if engine.recorder and batch_size is None else batch_size
+        known = engine.recorder.batch_sizes() if engine.recorder else set()
+        if batch_size is not None:
+            known = {batch_size}
         loss = read_loss(info.get("loss"))
         losses = read_individual_losses(info.get("individual_losses"), known)
         if batch_size is None and losses is not None:
@@ -265,12 +268,14 @@ class Cockpit:
             None if loss is None else loss.detach().reshape(()),
             None if losses is None else losses.detach(),
             batch_size or 0,
-            info,
+            {key: value for key, value in info.items() if key not in INFO},
         )
         if debug:
             logger.info(
                 "step %d: %s", global_step, ", ".join(f"{n} for {q}" for n, q in plan.needs.items())
             )
+        if plan.wants_gradients:
+            self._note_coupling(global_step)
         kept = Plan({}, {}, extensions).functions
         engine.enter(step, plan, loss, losses, tuple(kept))
         self._running = global_step
@@ -347,6 +352,21 @@ class Cockpit:
                 part = "/".join(filter(None, (row.key, row.parameter)))
                 label = f"{row.quantity} {part}" if part else row.quantity
                 sys.stdout.write(f"[Step {step}] {label}: {row.value}\n")
+
+    def _note_coupling(self, step: int) -> None:
+        """Note once which modules make the loss of one sample depend on the others."""
+        if self._model is None or self._coupling_noted:
+            return
+        self._coupling_noted = True
+        for name, module in self._model.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+                self._writer.note(
+                    step,
+                    "batch-coupled",
+                    name,
+                    "it normalises with the statistics of the batch, so the loss of a sample depends on "
+                    "all of them; its individual gradient is what flows through its slice of the outputs",
+                )
 
     def _note_missing(self, step: int, name: str, missing: Missing) -> None:
         self._writer.note(step, "not-checked", name, missing.reason)

@@ -153,7 +153,7 @@ def _loss(run: Readable, name: str) -> Line | None:
     now, start = float(np.median(recent)), float(data.values[0])
     if len(data.values) < 2 * RECENT_LEAST:
         return number(float(data.values[-1])), f"it was {number(start)} at step {data.steps[0]:.0f}"
-    fell = start - now > np.std(recent)  # by more than the noise
+    fell = start - now > np.std(recent) + 0.01 * abs(start)  # by more than the noise
     change = "fell from" if fell else "has not fallen: it began at"
     return f"~{number(now)}", f"{change} {number(start)}"
 

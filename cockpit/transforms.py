@@ -162,4 +162,7 @@ def bin_edges(
     limits: tuple[float, float], bins: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """Return the edges of `bins` bins of equal width over `limits`, `[bins + 1]`."""
-    return torch.linspace(limits[0], limits[1], bins + 1, dtype=dtype, device=device)
+    low, high = limits
+    position = torch.arange(bins + 1, dtype=torch.float64)
+    # Weighted ends, rather than steps from one of them, put the edge at zero of a symmetric range there exactly.
+    return ((low * (bins - position) + high * position) / bins).to(device=device, dtype=dtype)

@@ -111,6 +111,8 @@ class Engine:
 
     def continued(self, global_step: int) -> dict[Need, str]:
         """Settle what is pending from earlier steps, and return what these need of this one."""
+        if not self._open and not self.updates.pending:
+            return {}
         self.updates.settle()
         needs: dict[Need, str] = {}
         for entry in list(self._open):
@@ -122,6 +124,7 @@ class Engine:
                 self._fail(
                     entry, f"step {entry.step.global_step + 1} did not follow, but {global_step}"
                 )
+        self._flush()
         return needs
 
     def enter(
@@ -153,8 +156,8 @@ class Engine:
         if self.recorder is None:
             extensions = [HandleFeed(running.collector.add), *extensions]
         else:
-            self.recorder.sink = running.collector.add
-            running.cleanup.callback(setattr, self.recorder, "sink", None)
+            self.recorder.listen(running.collector.add)
+            running.cleanup.callback(self.recorder.stop)
             for parameter in self.parameters.values():
                 # Accumulating its gradient is the last thing that happens to a parameter in a
                 # backward pass.
@@ -177,8 +180,13 @@ class Engine:
         return self._batch(step)
 
     def _infer_batch_size(self, step: Step) -> None:
-        if not step.batch_size and self.recorder is not None:
-            step.batch_size = self.recorder.batch_size or 0
+        if step.batch_size or self.recorder is None:
+            return
+        sizes = (
+            {self.recorder.batch_size} if self.recorder.batch_size else self.recorder.batch_sizes()
+        )
+        if len(sizes) == 1:
+            step.batch_size = sizes.pop()
 
     def _batch(self, step: Step) -> Batch:
         assert step.scale is not None

@@ -54,7 +54,7 @@ class Step:
         loss: The mini-batch loss, without its graph, `[]`.
         individual_losses: The losses of the samples as they were given, without their graph, `[N]`.
         batch_size: Number of samples N; 0 until it is known.
-        info: What the user handed over, by key.
+        info: What else the user handed over, by key.
         start: The parameters at the first step that was entered, where somebody asks for them.
         scale: How the loss went into the backward pass; None before it.
         values: What the needs of the quantities were met with.

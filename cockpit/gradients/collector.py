@@ -36,7 +36,7 @@ class Collector:
         self._make_batch = batch
         self._batch: Batch | None = None
         self._on_complete = on_complete
-        self._parts: dict[Tensor, list[IndividualGradients]] = {}
+        self._parts: dict[nn.Parameter, list[IndividualGradients]] = {}
         self._done: set[Tensor] = set()
         self._accumulated: set[Tensor] = set()
         self.refused: dict[Tensor, str] = {}
@@ -64,8 +64,9 @@ class Collector:
                 self._refuse(own.values(), f"{type(error).__name__}: {error}")
                 return
         for name, handle in handles.items():
-            parameter = module.get_parameter(name)
-            if not parameter.requires_grad:
+            # A rule may serve parameters of submodules, too, and what is frozen or no parameter of its own.
+            parameter = module.get_parameter(name) if "." in name else own.get(name)
+            if parameter is None or not parameter.requires_grad:
                 continue
             if parameter in self._done:
                 self._refuse([parameter], "it got gradients from more than one backward pass")
@@ -79,7 +80,7 @@ class Collector:
         rule = find_rule(call.module)
         return generic(call, grads, batch) if rule is None else rule(call, grads, batch)
 
-    def _refuse(self, parameters: Iterable[Tensor], reason: str) -> None:
+    def _refuse(self, parameters: Iterable[nn.Parameter], reason: str) -> None:
         for parameter in parameters:
             self.refused.setdefault(parameter, reason)
             self._parts.pop(parameter, None)
@@ -99,12 +100,15 @@ class Collector:
     def finish(self, parameters: Iterable[nn.Parameter], batch: Batch | None = None) -> None:
         """Hand over what is left; parameters that had no part in the backward pass have zero gradients."""
         batch = batch or self._batch
-        for parameter in parameters:
+        for parameter in dict.fromkeys([*self._parts, *parameters]):
             self._deliver(parameter)
             if parameter in self._done or parameter in self.refused:
                 continue
             if parameter in self._accumulated:
-                reason = "it is used without a call of the module that it belongs to"
+                reason = (
+                    "its gradient did not come through the output of the module that it belongs to: "
+                    "it is used elsewhere, or the output is no tensor, tuple, list or dict"
+                )
                 self._refuse([parameter], reason)
                 continue
             if batch is None:

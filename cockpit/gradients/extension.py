@@ -24,6 +24,7 @@ class HandleFeed(BackpropExtension):
     def __init__(self, sink: Callable[[Call, tuple[Tensor | None, ...]], None]) -> None:
         super().__init__(savefield="grad_batch_transforms", module_exts={}, fail_mode="SILENT")
         self._sink = sink
+        self._arrived: set[nn.Module] = set()
 
     def expects_backpropagation_quantities(self) -> bool:
         """Return False: gradients are all that is needed."""
@@ -34,7 +35,10 @@ class HandleFeed(BackpropExtension):
     ) -> None:
         """Take in what BackPACK stored in the forward pass and what arrives now."""
         if any(p.requires_grad for p in module.parameters(recurse=False)):
-            self._sink(Call.of(module, _stored_inputs(module), {}), g_out)
+            # BackPACK stores the input of a module's last call, which is the first one to arrive.
+            inputs = () if module in self._arrived else _stored_inputs(module)
+            self._arrived.add(module)
+            self._sink(Call.of(module, inputs, {}), g_out)
 
 
 class BatchGradTransforms(HandleFeed):
@@ -42,15 +46,15 @@ class BatchGradTransforms(HandleFeed):
 
     ::
 
-        with backpack(BatchGradTransforms({"batch_l2": SquareNorms(), "largest": lambda g:
-        g.abs_max()})):
+        with backpack(BatchGradTransforms({"batch_l2": SquareNorms(), "max": lambda g: g.abs_max()})):
             loss.backward()
         parameter.grad_batch_transforms["batch_l2"]   # [N]
 
     g_i is the gradient of the loss of sample i: the results do not depend on whether the loss is a
-        mean or a sum. If the
-    loss is a module that BackPACK has extended, its `reduction` and the factor on it are seen;
-    otherwise it is taken to be as `reduction` says, and not scaled.
+    mean or a sum. If the loss is a module that BackPACK has extended, its `reduction` and the factor
+    on it are seen; otherwise it is taken to be as `reduction` says, and not scaled.
+
+    Modules may share parameters, but each can be called only once: BackPACK remembers one input.
 
     Args:
         transforms: Functions by name. Each takes an `IndividualGradients` handle and returns what
@@ -83,20 +87,34 @@ class BatchGradTransforms(HandleFeed):
         self.transforms = dict(transforms)
         self._reduction = reduction
         self._memory_budget = memory_budget
+        self._begin(-1)
+
+    def _begin(self, backward_pass: int) -> None:
+        """Start afresh: whatever an earlier pass has left, if it failed, must not mix with this one."""
+        self._pass = backward_pass
+        self._arrived.clear()
         self._collector: Collector | None = None
         self._parameters: dict[nn.Parameter, None] = {}
-        self._loss_gradient: Tensor | None = None
+        self._loss: tuple[Tensor | float, str] | None = None
 
     def __call__(
         self, module: nn.Module, g_inp: tuple[Tensor, ...], g_out: tuple[Tensor, ...]
     ) -> None:
         """Take in a module's part, or how the loss module reduces."""
-        if isinstance(module, nn.modules.loss._Loss) and g_out[0] is not None:
-            if g_out[0].dim() == 0:
-                self._loss_gradient = g_out[0].detach()
-                self._reduction = module.reduction
-        else:
+        backward_pass = torch._C._current_graph_task_id()
+        if backward_pass != self._pass:
+            self._begin(backward_pass)
+        if not isinstance(module, nn.modules.loss._Loss):
             super().__call__(module, g_inp, g_out)
+        elif g_out[0] is not None and g_out[0].dim() == 0:
+            loss = g_out[0].detach(), module.reduction
+            if self._loss is not None and self._loss != loss:
+                raise InvalidArgument(
+                    "BatchGradTransforms got gradients from two loss modules with different factors "
+                    "or reductions, so the scale of the individual gradients is not known; use "
+                    "functional losses, and give reduction='mean' or 'sum'."
+                )
+            self._loss = loss
 
     def _receive(self, call: Call, grads: tuple[Tensor | None, ...]) -> None:
         if self._collector is None:
@@ -111,8 +129,8 @@ class BatchGradTransforms(HandleFeed):
 
     def _batch(self, call: Call) -> Batch:
         size = len(call.input)
-        factor = 1.0 if self._loss_gradient is None else self._loss_gradient
-        scale = size / factor if self._reduction == "mean" else 1.0 / factor
+        factor, reduction = self._loss or (1.0, self._reduction)
+        scale = size / factor if reduction == "mean" else 1.0 / factor
         return Batch(size, scale, self._memory_budget)
 
     def _keep(self, parameter: nn.Parameter, handle: IndividualGradients) -> None:
@@ -120,9 +138,8 @@ class BatchGradTransforms(HandleFeed):
         setattr(parameter, self.savefield, results)
 
     def _finish(self) -> None:
-        collector, parameters = self._collector, list(self._parameters)
-        self._collector, self._loss_gradient = None, None
-        self._parameters.clear()
+        collector, parameters = self._collector, self._parameters
+        self._begin(-1)
         assert collector is not None
         collector.finish(parameters)
         for parameter, reason in collector.refused.items():

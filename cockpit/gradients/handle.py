@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cockpit.gradients.batch import Batch
-from cockpit.gradients.histogram import Histogram, bin_counts
+from cockpit.gradients.histogram import Histogram, bin_counts, bin_index
 
 if TYPE_CHECKING:
     from cockpit.gradients.rules import Call
@@ -191,20 +191,14 @@ class IndividualGradients:
     def joint_histogram(self, parameter: Tensor, edges: tuple[Tensor, Tensor]) -> Histogram:
         """Count the pairs (g_id, θ_d), int64 `[bins_x, bins_y]`, in the bins between two sets of edges."""
         x_edges, y_edges = (e.to(device=self.device, dtype=self.dtype) for e in edges)
-        bins_x, bins_y = x_edges.numel() - 1, y_edges.numel() - 1
-        values = parameter.detach().to(self.dtype).reshape(-1)
-        y = torch.bucketize(values, y_edges[1:-1].contiguous(), right=True)
-        y.masked_fill_((values - values) != 0, bins_y)
-        counts = torch.zeros((bins_x + 1) * (bins_y + 1), dtype=torch.int64, device=self.device)
-        inner = x_edges[1:-1].contiguous()
+        y = bin_index(parameter.detach().to(self.dtype).reshape(-1), y_edges)
+        shape = len(x_edges), len(y_edges)
+        counts = torch.zeros(shape[0] * shape[1], dtype=torch.int64, device=self.device)
         for _, rows in self._rows():
             for row in rows:
-                x = torch.bucketize(row, inner, right=True)
-                x.masked_fill_((row - row) != 0, bins_x)
-                counts += torch.bincount(x * (bins_y + 1) + y, minlength=counts.numel())
-        table = counts.reshape(bins_x + 1, bins_y + 1)
-        finite = table[:bins_x, :bins_y]
-        return Histogram(finite.contiguous(), counts.sum() - finite.sum(), self.total)
+                pairs = bin_index(row, x_edges) * shape[1] + y
+                counts += torch.bincount(pairs, minlength=counts.numel())
+        return Histogram.joint(counts.reshape(shape), self.total)
 
     def sample(self, count: int) -> Tensor:
         """Draw about `count` of the values g_id, each with the same probability, `[drawn]`.
@@ -281,6 +275,14 @@ class Zero(IndividualGradients):
         """Put all N·D zeros into the bin of 0."""
         one = Histogram.of(self._empty(1), edges.to(self.device))
         return Histogram(one.counts * self.total, one.nonfinite, self.total)
+
+    def joint_histogram(self, parameter: Tensor, edges: tuple[Tensor, Tensor]) -> Histogram:
+        """Pair every parameter with N zeros."""
+        x_edges, y_edges = (e.to(device=self.device, dtype=self.dtype) for e in edges)
+        table = torch.zeros(len(x_edges), len(y_edges), dtype=torch.int64, device=self.device)
+        values = parameter.detach().to(self.dtype)
+        table[bin_index(self._empty(), x_edges)] = bin_counts(values, y_edges) * self.batch.size
+        return Histogram.joint(table, self.total)
 
     def sample(self, count: int) -> Tensor:
         """Return `count` zeros."""

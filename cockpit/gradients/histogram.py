@@ -49,18 +49,27 @@ class Histogram:
         scaled = scale_counts(binned, total, self.drawn)
         return Histogram(scaled[:-1], scaled[-1], self.drawn)
 
+    @classmethod
+    def joint(cls, table: Tensor, drawn: int) -> Histogram:
+        """Take the counts of pairs, `[bins_x + 1, bins_y + 1]`, whose last row and column are non-finite."""
+        finite = table[:-1, :-1]
+        return cls(finite.contiguous(), table.sum() - finite.sum(), drawn)
+
 
 def bin_counts(values: Tensor, edges: Tensor) -> Tensor:
     """Count values per bin, int64 `[bins + 1]`; the last entry counts the non-finite values."""
     edges = edges.to(values)
-    inner, bins = edges[1:-1].contiguous(), edges.numel() - 1
-    counts = torch.zeros(bins + 1, dtype=torch.int64, device=values.device)
+    counts = torch.zeros(edges.numel(), dtype=torch.int64, device=values.device)
     for block in values.reshape(-1).split(BLOCK):
-        index = torch.bucketize(block, inner, right=True, out_int32=True)
-        # x - x is 0 for finite numbers and NaN for all others, and cheaper than torch.isfinite.
-        index.masked_fill_((block - block) != 0, bins)
-        counts += torch.bincount(index, minlength=bins + 1)
+        counts += torch.bincount(bin_index(block, edges), minlength=edges.numel())
     return counts
+
+
+def bin_index(values: Tensor, edges: Tensor) -> Tensor:
+    """Return the bin of each value, int32 of the same shape; one past the last for non-finite values."""
+    index = torch.bucketize(values, edges[1:-1].contiguous(), right=True, out_int32=True)
+    # x - x is 0 for finite numbers and NaN for all others, and cheaper than torch.isfinite.
+    return index.masked_fill_((values - values) != 0, edges.numel() - 1)
 
 
 def scale_counts(counts: Tensor, total: int, drawn: int) -> Tensor:

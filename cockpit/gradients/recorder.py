@@ -35,6 +35,7 @@ class Recorder:
     def __init__(self, model: nn.Module) -> None:
         self.sink: Sink | None = None
         self.batch_size: int | None = None
+        self._passes: weakref.WeakSet[_Pass] = weakref.WeakSet()
         self._hooks: list[RemovableHandle] = []
         # The hooks hold no strong reference to this object: a recorder that is dropped does not
         # live on in the model.
@@ -47,6 +48,18 @@ class Recorder:
             model.register_forward_hook(partial(_note_batch_size, this), with_kwargs=True)
         )
 
+    def listen(self, sink: Sink) -> None:
+        """Report to `sink` what arrives from now on, and see anew how many samples there are."""
+        self.sink, self.batch_size = sink, None
+
+    def stop(self) -> None:
+        """Report nothing any more."""
+        self.sink = None
+
+    def batch_sizes(self) -> set[int]:
+        """Return the batch sizes of all forward passes of the model whose graphs are still there."""
+        return {forward.batch_size for forward in self._passes}
+
     def close(self) -> None:
         """Remove all hooks from the model."""
         self.sink = None
@@ -55,16 +68,36 @@ class Recorder:
         self._hooks.clear()
 
 
+class _Pass:
+    """One forward pass of the model. It lives in hooks on the output, and so it goes with the graph."""
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = batch_size
+
+
 def _note_batch_size(
     this: weakref.ref[Recorder], module: nn.Module, args: Any, kwargs: Any, output: Any
 ) -> None:
     recorder = this()
     if recorder is None or not torch.is_grad_enabled() or replaying.get():
         return
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor) and value.dim() > 0:
-            recorder.batch_size = len(value)
-            return
+    sizes = [
+        len(value)
+        for value in (*args, *kwargs.values())
+        if isinstance(value, Tensor) and value.dim() > 0
+    ]
+    outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+    if sizes and outputs:
+        forward = _Pass(sizes[0])
+        recorder._passes.add(forward)
+        for tensor in outputs:
+            tensor.register_hook(partial(_passed, this, forward))
+
+
+def _passed(this: weakref.ref[Recorder], forward: _Pass, grad: Tensor) -> None:
+    recorder = this()
+    if recorder is not None and recorder.sink is not None:
+        recorder.batch_size = forward.batch_size
 
 
 def _record(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from cockpit.gradients.batch import Batch
 from cockpit.gradients.handle import IndividualGradients
-from cockpit.gradients.histogram import Histogram
+from cockpit.gradients.histogram import Histogram, bin_counts, bin_index
 
 
 class Rows(IndividualGradients):
@@ -72,7 +72,9 @@ class Rows(IndividualGradients):
     def gram(self) -> Tensor:
         """Return g_i·g_j from the rows that two samples have in common, `[N, N]`."""
         gram = self._empty(self.batch.size, self.batch.size)
-        block = max(1, self.batch.memory_budget // (3 * self.dtype.itemsize * len(self.rows)))
+        block = max(
+            1, self.batch.memory_budget // (3 * self.dtype.itemsize * max(1, len(self.rows)))
+        )
         for start in range(0, len(self.rows), block):
             some = slice(start, start + block)
             common = self.index[some].unsqueeze(1) == self.index  # [r, R]
@@ -108,3 +110,15 @@ class Rows(IndividualGradients):
             counted.nonfinite,
             counted.drawn + self._zeros,
         )
+
+    def joint_histogram(self, parameter: Tensor, edges: tuple[Tensor, Tensor]) -> Histogram:
+        """Pair the values of the rows with the parameters there, and all others with zeros."""
+        x_edges, y_edges = (e.to(device=self.device, dtype=self.dtype) for e in edges)
+        y = bin_index(parameter.detach().to(self.dtype), y_edges)[self.index]  # [R, E]
+        shape = len(x_edges), len(y_edges)
+        pairs = (bin_index(self.rows, x_edges) * shape[1] + y).reshape(-1)
+        table = torch.bincount(pairs, minlength=shape[0] * shape[1]).reshape(shape)
+        zeros = bin_counts(parameter.detach().to(self.dtype), y_edges) * self.batch.size
+        zeros -= torch.bincount(y.reshape(-1), minlength=shape[1])
+        table[bin_index(self._empty(), x_edges)] += zeros
+        return Histogram.joint(table, self.total)

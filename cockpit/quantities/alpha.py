@@ -57,7 +57,8 @@ class Alpha(Quantity):
         f0, f1 = _precise(step[self.start_loss]), _precise(step[self.end_loss])
         var_f0, var_f1 = (_variance(step[need]) for need in (self.start_losses, self.end_losses))
         slopes = [_precise(step[need].total()) for need in (self.start_slopes, self.end_slopes)]
-        if len(step[self.start_losses]) < 2 or len(step[self.end_losses]) < 2:
+        fewest = min(len(step[self.start_losses]), len(step[self.end_losses]))
+        if fewest < 2 and tau != 0:
             raise NotChecked("a batch of one sample has no variance")
         # In the coordinate u = s/τ the fit is well scaled: slopes are g_i·d, and the end lies at u
         # = 1.

@@ -7,8 +7,10 @@ NormTest² = InnerTest² + OrthoTest². All are relative to ‖g‖ and shrink l
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from cockpit.engine.step import Step
@@ -18,6 +20,10 @@ from cockpit.transforms import DotMean, SquareNorms
 
 def _root_of_variance(excess: Tensor, batch_size: int, scale: Tensor) -> Tensor:
     """Return √(excess / ((N − 1) N scale)); rounding may push an excess of zero below it."""
+    if batch_size < 2:
+        return torch.full_like(
+            excess, math.nan
+        )  # 0 / 0, which rounding must not turn into infinity
     return (excess.clamp(min=0) / ((batch_size - 1) * batch_size * scale)).sqrt()
 
 

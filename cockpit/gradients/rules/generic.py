@@ -101,7 +101,7 @@ class Replay:
             )
         own = dict(module.named_parameters(recurse=False))
         own |= {name: module.get_parameter(name) for name in borrowed}
-        names = {parameter: name for name, parameter in own.items() if parameter.requires_grad}
+        names: dict[Tensor, str] = {p: name for name, p in own.items() if p.requires_grad}
         self.parameters = {name: _cast(parameter, dtype) for parameter, name in names.items()}
         # A parameter may stand in several places. Those in submodules are parts of their own.
         self.places: dict[str, str] = {}

@@ -51,7 +51,11 @@ class Call:
     def input(self) -> Tensor:
         """The one input of a plain layer."""
         values = [*self.args, *self.kwargs.values()]
-        if not values or not isinstance(values[0], Tensor):
+        if not values:
+            raise Unsupported(
+                "its input is not known; BackPACK remembers only that of a module's last call"
+            )
+        if not isinstance(values[0], Tensor):
             raise Unsupported("its first argument is no tensor")
         return values[0]
 

@@ -1,0 +1,340 @@
+"""The rule for any module: what it computes, and what it refuses rather than get wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from gradients.reference import check, feed, one_by_one
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+few = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+how = st.fixed_dictionaries(
+    {
+        "reduction": st.sampled_from(["mean", "sum"]),
+        "factor": st.sampled_from([1.0, 0.25]),
+        "memory_budget": st.sampled_from([2**26, 500, 1]),
+    }
+)
+batch_sizes = st.integers(1, 4)
+
+
+def random(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+class Scale(nn.Module):
+    def __init__(self, *shape):
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(*shape) + 0.5)
+
+    def forward(self, x):
+        return x * self.scale
+
+
+class Bias(Scale):
+    def forward(self, x):
+        return torch.sin(x + self.scale)
+
+
+class Pairing(nn.Module):
+    """Two inputs, one of them a keyword, and two outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(3, 2, 4))
+        self.frozen = nn.Parameter(torch.rand(3), requires_grad=False)
+
+    def forward(self, x, *, other, double=False):
+        paired = torch.einsum("ni,oij,nj->no", x, self.weight, other)
+        return paired * self.frozen * (2 if double else 1), {"unused": paired.sin(), "none": None}
+
+
+class First(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)[0]
+
+
+class Counting(Scale):
+    """Updates a buffer in forward, in place and by assignment."""
+
+    def __init__(self, *shape):
+        super().__init__(*shape)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        self.seen = self.seen + x.detach().sum()
+        return x * self.scale
+
+
+class Branching(Scale):
+    """Python looks at the data, so that it cannot be mapped."""
+
+    def forward(self, x):
+        rows = [row * self.scale if row.sum() > 0 else row - self.scale**2 for row in x]
+        return torch.stack(rows)
+
+
+@few
+@given(batch_sizes, how)
+def test_elementwise(n, how):
+    model = nn.Sequential(Bias(2, 3), Scale(3)).double()
+    check(model, (random(n, 2, 3),), n, **how)
+
+
+@few
+@given(batch_sizes, st.booleans(), how)
+def test_two_inputs_two_outputs_and_keywords(n, double, how):
+    kwargs = {"other": random(n, 4), "double": double}
+    check(First(Pairing()).double(), (random(n, 2),), n, kwargs=kwargs, **how)
+    check(Pairing().double(), (random(n, 2),), n, kwargs=kwargs, **how)
+
+
+@few
+@given(batch_sizes, how)
+def test_torch_modules_without_a_rule(n, how):
+    check(nn.ConvTranspose1d(2, 3, 2).double(), (random(n, 2, 4),), n, **how)
+    check(nn.Bilinear(2, 3, 2).double(), (random(n, 2), random(n, 3)), n, **how)
+    check(nn.PReLU(3).double(), (random(n, 3, 2),), n, **how)
+    check(nn.InstanceNorm1d(2, affine=True).double(), (random(n, 2, 4),), n, **how)
+
+
+@few
+@given(batch_sizes, how)
+def test_python_control_flow(n, how):
+    check(Branching(3).double(), (random(n, 3),), n, **how)
+
+
+def test_buffers_are_updated_once():
+    model, x = Counting(3).double(), random(4, 3)
+    check(model, (x,), 4)
+    assert model.calls == 1
+    torch.testing.assert_close(model.seen, x.sum())
+
+
+@few
+@given(batch_sizes, how)
+def test_called_several_times(n, how):
+    scale = Scale(3)
+    check(nn.Sequential(scale, nn.Tanh(), scale).double(), (random(n, 3),), n, **how)
+
+
+class Token(nn.Module):
+    """A parameter of the whole model beside its layers, as in vision transformers."""
+
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.rand(1, 1, 4))
+        self.body = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], dim=1)
+        return self.head(self.body(x)[:, 0])
+
+
+@few
+@given(batch_sizes, how)
+def test_parameter_of_the_whole_model_and_attention(n, how):
+    check(Token().double(), (random(n, 3, 4),), n, **how)
+
+
+def test_attention_that_returns_its_weights():
+    attention = nn.MultiheadAttention(4, 2, batch_first=True).double()
+    check(attention, (random(3, 2, 4),) * 3, 3)
+    plain = nn.MultiheadAttention(4, 2, batch_first=True, bias=False, kdim=3, vdim=2).double()
+    check(First(plain), (random(2, 3, 4), random(2, 5, 3), random(2, 5, 2)), 2)
+
+
+def test_recurrent():
+    class Last(First):
+        def forward(self, x):
+            return self.module(x)[0][:, -1]
+
+    check(Last(nn.GRU(3, 2, batch_first=True)).double(), (random(3, 4, 3),), 3)
+    check(First(nn.LSTM(2, 3, batch_first=True)).double(), (random(3, 4, 2),), 3)
+
+
+# -- sharing --------------------------------------------------------------------------------------
+
+
+class SharedWithChild(nn.Module):
+    """The layer's part comes from the layer, and only the rest from the module itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.child = nn.Linear(3, 3, bias=False)
+        self.weight = self.child.weight
+        self.again = self.weight
+
+    def forward(self, x):
+        return torch.tanh(self.child(x)) @ self.weight + x @ self.again
+
+
+@few
+@given(batch_sizes, how)
+def test_parameter_shared_with_a_submodule(n, how):
+    check(SharedWithChild().double(), (random(n, 3),), n, **how)
+
+
+class ChildTwice(nn.Module):
+    """One layer under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(3))
+        self.first = nn.Linear(3, 3)
+        self.second = self.first
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x * self.scale)))
+
+
+def test_layer_with_two_names_is_left_as_it_was():
+    model = ChildTwice().double()
+    before = model.first.weight
+    check(model, (random(3, 3),), 3)
+    assert model.first.weight is before
+    assert model.second.weight is before
+
+
+def test_one_tensor_returned_twice_counts_once():
+    class Both(Scale):
+        def forward(self, x):
+            y = x * self.scale
+            return y, y
+
+    check(Both(3).double(), (random(3, 3),), 3)
+
+
+# -- refused rather than wrong --------------------------------------------------------------------
+
+
+def reasons(model, args, n, **kwargs):
+    fed = feed(model, args, n, **kwargs)
+    assert not fed.refused.keys() & fed.handles.keys()
+    return fed.refused
+
+
+def test_parameters_used_without_a_call_of_their_module():
+    class Functional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.other = nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.other(F.linear(x, self.layer.weight))
+
+    found = reasons(Functional().double(), (random(2, 3),), 2)
+    assert found.keys() == {"layer.weight"}
+    assert (
+        "did not come through the output of the module that it belongs to" in found["layer.weight"]
+    )
+
+
+def test_output_of_another_kind():
+    @dataclass
+    class Output:
+        y: torch.Tensor
+
+    class Wrapping(Scale):
+        def forward(self, x):
+            return Output(x * self.scale)
+
+    class Unwrapping(First):
+        def forward(self, x):
+            return self.module(x).y
+
+    found = reasons(Unwrapping(Wrapping(3)).double(), (random(2, 3),), 2)
+    assert "the output is no tensor, tuple, list or dict" in found["module.scale"]
+
+
+def test_batch_norm_inside():
+    class Normalized(Scale):
+        def __init__(self):
+            super().__init__(3, 1)
+            self.norm = nn.BatchNorm1d(3)
+
+        def forward(self, x):
+            return self.norm(x * self.scale + x.square())
+
+    model = Normalized().double()
+    found = reasons(model, (random(4, 3, 5),), 4)
+    assert found.keys() == {"scale"}
+    assert "does not depend on that sample alone" in found["scale"]
+    check(model.eval(), (random(4, 3, 5),), 4)
+
+
+def test_samples_in_the_second_dimension_that_are_as_many_as_the_first():
+    class TimeFirst(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.LSTM(3, 2)
+
+        def forward(self, x):
+            return self.layer(x.transpose(0, 1))[0].transpose(0, 1)
+
+    found = reasons(TimeFirst().double(), (random(4, 4, 3),), 4)
+    assert len(found) == 4
+    assert all("the samples are not in the first dimension" in reason for reason in found.values())
+    found = reasons(TimeFirst().double(), (random(4, 5, 3),), 4)
+    assert all("do not have the 4 samples" in reason for reason in found.values())
+
+
+def test_parameter_that_is_returned_as_it_is_gets_no_hooks():
+    class Queries(Scale):
+        def forward(self):
+            return self.scale
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.queries = Queries(3)
+
+        def forward(self, x):
+            return x * self.queries()
+
+    model = Model().double()
+    assert reasons(model, (random(2, 3),), 2).keys() == {"queries.scale"}
+    assert not model.queries.scale._backward_hooks
+
+
+def test_random_numbers_leave_the_global_state_alone():
+    class Dropping(Scale):
+        def forward(self, x):
+            return F.dropout(x * self.scale, training=self.training)
+
+    class DroppingByLoop(Branching):
+        def forward(self, x):
+            return F.dropout(super().forward(x), training=self.training)
+
+    for model in (Dropping(3).double(), DroppingByLoop(3).double()):
+        state = []
+        found = reasons(
+            model, (random(4, 3),), 4, between=lambda s=state: s.append(torch.get_rng_state())
+        )
+        assert "draws random numbers" in found["scale"]
+        assert torch.equal(torch.get_rng_state(), state[0])
+        check(model.eval(), (random(4, 3),), 4)
+
+
+def test_switched_between_forward_and_backward():
+    model = Scale(3).double()
+    found = reasons(model, (random(2, 3),), 2, between=model.eval)
+    assert "switched between train and eval mode" in found["scale"]
+
+
+def test_loop_and_map_agree():
+    torch.manual_seed(0)
+    x, branching = random(4, 3), Branching(3).double()
+    expected = one_by_one(branching, (x,), 4)["scale"]
+    torch.testing.assert_close(feed(branching, (x,), 4).handles["scale"].dense(), expected)

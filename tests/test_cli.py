@@ -1,0 +1,302 @@
+"""The command: exit codes, what it prints, and the meaning of every value in the table."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cockpit import __version__, cli
+from cockpit.log import ParameterInfo, Row, RunWriter
+from cockpit.run import open_run
+from cockpit.summary import READERS, readings
+
+PARAMETERS = [
+    ParameterInfo("fc.weight", (3, 4), "float32"),
+    ParameterInfo("fc.bias", (3,), "float32"),
+]
+COMMANDS = ("demo", "show", "plot")
+
+
+def write(path: Path, *columns: tuple[str, object], settings: dict | None = None) -> Path:
+    """Write a run; a column is a quantity and its values over the steps, each a number, an array
+    or a dict by part."""
+    writer = RunWriter(path, settings=settings, parameters=PARAMETERS)
+    for quantity, values in columns:
+        for step, value in enumerate(values):
+            parts = value if isinstance(value, dict) else {"": value}
+            rows = []
+            for part, one in parts.items():
+                key, _, parameter = part.rpartition("/") if "fc." in part else (part, "", "")
+                rows.append(Row(quantity, one, key, parameter, detail=part.startswith("hist/")))
+            writer.record(step, rows)
+    writer.close()
+    return path
+
+
+def per_parameter(weight: list[float], bias: list[float]) -> list[dict[str, float]]:
+    return [{"fc.weight": w, "fc.bias": b} for w, b in zip(weight, bias, strict=True)]
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    settings = {
+        "model": "Net",
+        "optimizers": [{"class": "SGD", "lr": 0.1, "momentum": 0.9, "nesterov": False}],
+    }
+    columns = (("Loss", np.linspace(2, 1, 30)), ("Alpha", [0.12] * 30))
+    return write(tmp_path / "run.db", *columns, settings=settings)
+
+
+# -- exit codes --------------------------------------------------------------------------------------
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert __version__ in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
+def test_every_help_has_an_example(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*command, "--help"])
+    assert ended.value.code == 0
+    assert f"Example: cockpit {' '.join(command)}" in capsys.readouterr().out
+
+
+def test_help_loads_nothing_of_the_reading_side() -> None:
+    code = (
+        "import sys\nfrom cockpit.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "assert not {'pandas', 'matplotlib', 'cockpit.run', 'cockpit.demo'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cockpit", "show", "nowhere.db"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "nowhere.db" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_a_command_it_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert all(name in printed.err for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["fly"],
+        ["show"],
+        ["demo", "--epochs", "0"],
+        ["demo", "--epochs", "1.5"],
+        ["demo", "--batch-size", "1"],
+        ["demo", "--lr", "nan"],
+        ["demo", "--lr", "-1"],
+        ["demo", "--preset", "luxury"],
+    ],
+)
+def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: cockpit")
+
+
+def test_a_user_error_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("no run file, whatever its name")
+    for path in (tmp_path / "missing.db", text):
+        for command in ("show", "plot"):
+            assert cli.main([command, str(path)]) == 2
+            printed = capsys.readouterr()
+            assert printed.out == ""
+            assert printed.err.startswith("cockpit: ")
+            assert str(path) in printed.err
+            assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("error", "code"), [(OSError("disk full"), 1), (KeyboardInterrupt(), 130)])
+def test_failures(
+    error: BaseException,
+    code: int,
+    run_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*arguments: object, **more: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "_draw", fail)
+    assert cli.main(["plot", str(run_file)]) == code
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+# -- show and plot -----------------------------------------------------------------------------------
+
+
+def test_show(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main(["show", str(run_file)]) == 0
+    out = capsys.readouterr().out
+    assert f"{run_file}, closed" in out
+    assert "30 tracked, 0 to 29" in out
+    assert "Net, 2 parameters with 15 elements" in out
+    assert "SGD lr=0.1 momentum=0.9\n" in out
+    assert "everything that was due was checked" in out
+    assert "slightly beyond the minimum of the local model" in " ".join(out.split())
+    assert "\x1b" not in out
+    table = out[out.index(" quantity") :].splitlines()
+    assert max(map(len, table)) <= 80
+
+
+def test_show_counts_what_was_not_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = RunWriter(tmp_path / "run.db")
+    for step in range(3):
+        writer.note(step, "not-checked", "Alpha", "the fit is [singular]")
+    writer.note(None, "older-run-kept", "run-1.db", "it was in the way")
+    writer.close()
+    assert cli.main(["show", str(tmp_path / "run.db")]) == 0
+    out = capsys.readouterr().out
+    assert "Events     4" in out
+    assert "not checked: Alpha (3 times): the fit is [singular]" in out
+    assert "older run kept: run-1.db: it was in the way" in out
+
+
+def test_show_knows_a_run_that_was_not_closed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = RunWriter(tmp_path / "run.db")
+    writer.record(0, [Row("Loss", 1.0)])
+    writer.flush()
+    assert cli.main(["show", str(tmp_path / "run.db")]) == 0
+    writer.close()
+    assert "run.db, running" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [([], "run.png"), (["-o", "deep/a.svg"], "deep/a.svg"), (["--dark", "-o", "b"], "b.png")],
+)
+def test_plot(
+    arguments: list[str],
+    name: str,
+    run_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(run_file.parent)
+    assert cli.main(["plot", "run.db", *arguments]) == 0
+    assert capsys.readouterr().out == f"{name}\n"
+    assert (run_file.parent / name).stat().st_size > 1000
+
+
+def test_plot_refuses_what_is_no_picture(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = run_file.read_bytes()
+    assert cli.main(["plot", str(run_file), "-o", str(run_file)]) == 2
+    assert ".png, .pdf, .svg" in capsys.readouterr().err
+    assert run_file.read_bytes() == before
+
+
+# -- the table ---------------------------------------------------------------------------------------
+
+HIST = np.array([0, 5, 90, 5, 0])
+EDGES = np.linspace(-2.5, 2.5, 6)
+
+
+def histograms(counts: np.ndarray, **details: object) -> list[dict[str, object]]:
+    hist = {"hist": counts, "edges": EDGES, "nonfinite": 0, "hist/fc.bias": HIST, **details}
+    return [hist, hist]
+
+
+READ = [
+    ("Alpha", [-1.4] * 9, "uphill"),
+    ("Alpha", [-1.0] * 9, "no move"),
+    ("Alpha", [-0.7] * 9, "far short of the minimum"),
+    ("Alpha", [-0.3] * 9, "slightly short of the minimum"),
+    ("Alpha", [0.0] * 9, "at the minimum"),
+    ("Alpha", [7.0] * 100 + [0.3] * 9, "slightly beyond the minimum"),
+    ("Alpha", [0.7, np.nan, 0.8], "far beyond the minimum"),
+    ("Alpha", [1.7] * 9, "loss is higher than before"),
+    ("Alpha", [np.nan], "not defined"),
+    ("NormTest", [0.4] * 9, "large enough"),
+    ("NormTest", [2.3] * 9, "a larger batch would give a better direction"),
+    ("NormTest", [np.nan] * 9, "not defined"),
+    ("NormTest-2", [2.3] * 9, "a larger batch would give a better direction"),
+    ("InnerTest", [0.4] * 9, "downhill with high probability"),
+    ("InnerTest", [1.4] * 9, "may well point uphill"),
+    ("OrthoTest", [0.4] * 9, "well known"),
+    ("OrthoTest", [1.4] * 9, "most of the direction is noise"),
+    ("Loss", np.linspace(2, 1, 40), "fell from 2"),
+    ("Loss", [2.0] * 40, "has not fallen: it began at 2"),
+    ("Loss", [2.0, 1.0], "it was 2 at step 0"),
+    ("Loss", [2.0, np.inf], "diverged"),
+    ("GradNorm", per_parameter([1, 2], [3, 1]), "from 1.50 in fc.weight to 2 in fc.bias"),
+    ("GradNorm", per_parameter([1, 1], [1e-4, 1e-4]), "do not learn at the same pace"),
+    ("GradNorm", per_parameter([1, 1], [1, 0]), "no gradient reaches fc.bias"),
+    ("GradNorm", per_parameter([1, np.nan], [1, 1]), "not finite: fc.weight"),
+    ("Distance", per_parameter([0], [0]), "where they began"),
+    ("Distance", per_parameter([0, 1], [0, 0]), "not trained, still where they began: fc.bias"),
+    ("Distance", per_parameter(list(range(20)), list(range(20))), "no slower than at first"),
+    ("Distance", per_parameter(list(np.arange(20) ** 0.3), [1] * 20), "slower than at first, as usual"),
+    ("Distance", per_parameter([9] * 20, [1] * 20), "standstill"),
+    ("Distance", per_parameter(list(range(20, 0, -1)), [1] * 20), "coming back"),
+    ("UpdateSize", per_parameter([1, 1], [0, 0]), "the length of one step"),
+    ("UpdateSize", per_parameter([0, 0], [0, 0]), "leave the parameters as they are"),
+    ("UpdateSize", per_parameter([np.nan] * 2, [0, 0]), "diverged"),
+    ("GradHist1d", histograms(HIST), "few, as usual"),
+    ("GradHist1d", histograms(HIST + 9), "check the scale of the inputs"),
+    ("GradHist1d", histograms(HIST, nonfinite=3), "3 elements of gradients are not finite"),
+    ("GradHist1d", histograms(HIST, **{"hist/fc.weight": HIST * [0, 0, 1, 0, 0]}), "elements of fc.weight"),
+    ("Time", [10.0, 10.5, 11.0], "for one step; 1 s in all"),
+    ("Time", [10.0], "between 10 and 10"),
+    ("learning_rate", [0.1, 0.1], "constant so far"),
+    ("learning_rate", [0.0, 0.5, 0.1], "it began at 0, 0.500 at its highest"),
+    ("epoch_count", [1.5], "epochs so far"),
+    ("test_accuracy", [0.5, 0.8, 0.7], "the best was 0.800 at step 1"),
+    ("test_loss", [0.9, 0.8], "the best so far"),
+    ("Mine", [3.0, -1.0, 2.0], "between −1 and 3 so far"),
+    ("Mine", [{"a": 1.0, "b": 2.0}], "from 1 to 2"),
+    ("Mine", [np.arange(6.0).reshape(2, 3)], "elements from 0 to 5"),
+    ("Mine", [np.nan], "never a finite number"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("quantity", "values", "meaning"), READ)
+def test_what_a_value_means(quantity: str, values: object, meaning: str, tmp_path: Path) -> None:
+    (reading,) = readings(open_run(write(tmp_path / "run.db", (quantity, values))))
+    assert reading.quantity == quantity
+    assert meaning in reading.meaning
+    assert reading.value
+
+
+def test_a_step_is_compared_with_the_distance(tmp_path: Path) -> None:
+    ones, far = per_parameter([1] * 30, [0] * 30), per_parameter([100] * 30, [0] * 30)
+    run = open_run(write(tmp_path / "a.db", ("UpdateSize", ones), ("Distance", far)))
+    assert readings(run)[0].meaning == "one step is 1 % of the distance from the start"
+    run = open_run(write(tmp_path / "b.db", ("UpdateSize", ones), ("Distance", ones)))
+    assert "the training oscillates" in readings(run)[0].meaning
+
+
+def test_every_reader_is_tested() -> None:
+    accuracies_and_losses = {n for n in READERS if n.endswith(("_accuracy", "_loss"))}
+    assert set(READERS) - accuracies_and_losses <= {quantity for quantity, _, _ in READ}

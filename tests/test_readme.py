@@ -1,0 +1,99 @@
+"""What the README and the documentation say is true: the loop runs, and what they name exists."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+import torch
+from torch import nn
+
+import cockpit
+from cockpit.cli import main
+from cockpit.presets import PRESETS
+from cockpit.run import open_run
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [
+    ROOT / name
+    for name in (
+        "README.md",
+        "CHANGELOG.md",
+        "docs/index.md",
+        "docs/design.md",
+        "examples/README.md",
+    )
+]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.S)
+
+
+def commands() -> list[list[str]]:
+    lines = "\n".join(blocks("bash")).splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def test_the_loop_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mpl.use("agg")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    names = {
+        "model": model,
+        "opt": torch.optim.Adam(model.parameters()),
+        "loader": [(torch.randn(6, 4), torch.randint(3, (6,))) for _ in range(4)],
+    }
+    (loop,) = blocks("python")
+    exec(compile(loop, "README.md", "exec"), names)
+    run = open_run("runs/first.db")
+    assert run.steps.tolist() == [0, 1, 2, 3]
+    assert set(run.quantities) == {kind.__name__ for kind in PRESETS["economy"]}
+
+
+def test_make_targets_exist() -> None:
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M)
+    named = [words[1] for words in commands() if words[0] == "make"]
+    assert {"demo", "test"} <= set(named) <= set(targets)
+
+
+def test_commands_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = [words[1:] for words in commands() if words[0] == "cockpit"]
+    assert {words[0] for words in shown} == {"demo", "show", "plot"}
+    for words in shown:
+        if "--help" in words:
+            with pytest.raises(SystemExit) as ended:
+                main(words)
+            assert ended.value.code == 0
+        else:  # the run is not there, and that is all there is to complain of
+            assert main(words) == 2
+
+
+def test_other_commands_install_the_package() -> None:
+    others = [words for words in commands() if words[0] not in ("make", "cockpit")]
+    assert others == [["pip", "install", "torch-cockpit"]]
+
+
+def test_names_exist() -> None:
+    for name in re.findall(r"`(cockpit\.[a-z_.]+)", README):
+        found = cockpit
+        for part in name.split(".")[1:]:
+            found = getattr(found, part)
+    economy = re.search(r"\*\*The economy set\*\*(.*?)\n- ", README, flags=re.S)
+    assert economy is not None
+    named = set(re.findall(r"`(\w+)`", economy[1]))
+    assert {kind.__name__ for kind in PRESETS["economy"]} <= named
+    assert all(hasattr(cockpit.quantities, name) for name in named)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+        if not target.startswith("https://"):
+            assert (page.parent / target).exists(), target
