@@ -39,7 +39,7 @@ class Recorder:
         self._hooks: list[RemovableHandle] = []
         # The hooks hold no strong reference to this object: a recorder that is dropped does not
         # live on in the model.
-        this = weakref.ref(self)
+        this = _Reference(self)
         for module in model.modules():
             if any(True for _ in module.parameters(recurse=False)):
                 hook = partial(_record, this)
@@ -68,6 +68,19 @@ class Recorder:
         self._hooks.clear()
 
 
+class _Reference:
+    """A weak reference to a recorder, which copies of the model and files with it do not take along."""
+
+    def __init__(self, recorder: Recorder | None = None) -> None:
+        self._recorder = None if recorder is None else weakref.ref(recorder)
+
+    def __call__(self) -> Recorder | None:
+        return None if self._recorder is None else self._recorder()
+
+    def __reduce__(self) -> tuple[type[_Reference], tuple[()]]:
+        return _Reference, ()
+
+
 class _Pass:
     """One forward pass of the model. It lives in hooks on the output, and so it goes with the graph."""
 
@@ -76,7 +89,7 @@ class _Pass:
 
 
 def _note_batch_size(
-    this: weakref.ref[Recorder], module: nn.Module, args: Any, kwargs: Any, output: Any
+    this: _Reference, module: nn.Module, args: Any, kwargs: Any, output: Any
 ) -> None:
     recorder = this()
     if recorder is None or not torch.is_grad_enabled() or replaying.get():
@@ -86,7 +99,7 @@ def _note_batch_size(
         for value in (*args, *kwargs.values())
         if isinstance(value, Tensor) and value.dim() > 0
     ]
-    outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+    outputs = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]
     if sizes and outputs:
         forward = _Pass(sizes[0])
         recorder._passes.add(forward)
@@ -94,16 +107,14 @@ def _note_batch_size(
             tensor.register_hook(partial(_passed, this, forward))
 
 
-def _passed(this: weakref.ref[Recorder], forward: _Pass, grad: Tensor) -> None:
+def _passed(this: _Reference, forward: _Pass, grad: Tensor) -> None:
     recorder = this()
     if recorder is not None and recorder.sink is not None:
         recorder.batch_size = forward.batch_size
 
 
-def _record(
-    this: weakref.ref[Recorder], module: nn.Module, args: Any, kwargs: Any, output: Any
-) -> None:
-    if not torch.is_grad_enabled() or replaying.get():
+def _record(this: _Reference, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    if this() is None or not torch.is_grad_enabled() or replaying.get():
         return
     if not any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
         return
@@ -126,14 +137,14 @@ def _record(
         )
 
 
-def _arrived_alone(this: weakref.ref[Recorder], call: Call, grad: Tensor) -> None:
+def _arrived_alone(this: _Reference, call: Call, grad: Tensor) -> None:
     recorder = this()
     if recorder is not None and recorder.sink is not None:
         recorder.sink(call, (grad,))
 
 
 def _arrived(
-    this: weakref.ref[Recorder],
+    this: _Reference,
     call: Call,
     differentiable: list[bool],
     grads: Sequence[Tensor | None],

@@ -21,7 +21,7 @@ def panel(run: Readable) -> Panel | None:
         title="Step length α",
         group="STEP SIZE",
         how_to_read="Below 0 steps stop short of the local minimum, above 0 they overshoot; "
-        "slightly below 0 is healthy.",
+        "around or a little above 0 is healthy.",
         marks=(
             *(Reference(value, word) for value, word in MEANINGS),
             *trend(alpha, "moving median", kind="median"),

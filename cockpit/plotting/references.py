@@ -53,7 +53,7 @@ def _words_above(references: list[Reference], axes: Axes, pen: Pen) -> None:
             ha="right" if upright else "center",
             rotation=90 if upright else 0,
             va="top",
-            **_text(pen, plate=not upright),
+            **_text(pen),
         )
 
 
@@ -107,12 +107,12 @@ def _word_inside(reference: Reference, panel: Panel, axes: Axes, pen: Pen) -> No
         )
 
 
-def _text(pen: Pen, plate: bool = False) -> dict[str, Any]:
-    box = {"facecolor": pen.theme.card, "edgecolor": "none", "pad": 0.15 * pen.letters}
+def _text(pen: Pen) -> dict[str, Any]:
+    box = {"facecolor": pen.theme.card, "edgecolor": "none", "alpha": 0.75}
     return {
         "textcoords": "offset points",
         "fontsize": 0.95 * pen.letters,
         "color": pen.theme.muted,
         "zorder": 5,
-        "bbox": box if plate else None,
+        "bbox": box | {"pad": 0.12 * pen.letters},
     }

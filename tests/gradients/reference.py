@@ -99,11 +99,11 @@ def listening(
     """Collect what the backward passes in this block deliver, wired as in the engine."""
     fed, names = Fed(), {p: name for name, p in model.named_parameters()}
     collector = Collector(lambda call: batch, lambda p, g: fed.handles.update({names[p]: g}))
-    recorder.sink = collector.add
+    recorder.listen(collector.add)
     trained = [p for p in names if p.requires_grad]
     hooks = [p.register_post_accumulate_grad_hook(collector.complete) for p in trained if early]
     yield fed
-    recorder.sink = None
+    recorder.stop()
     for hook in hooks:
         hook.remove()
     collector.finish(trained, batch)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import weakref
 
 import pytest
@@ -25,15 +27,15 @@ def mlp():
 def test_nothing_is_recorded_without_gradients():
     model, calls = mlp(), []
     recorder = Recorder(model)
-    recorder.sink = lambda *call: calls.append(call)
+    recorder.listen(lambda *call: calls.append(call))
     for guard in (torch.no_grad, torch.inference_mode):
         with guard():
             output = model(random(5, 3))
         assert not output._backward_hooks
-    assert recorder.batch_size is None
+    assert recorder.batch_sizes() == set()
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    assert not model(random(5, 3).requires_grad_())._backward_hooks
+    model(random(5, 3).requires_grad_()).sum().backward()
     assert recorder.batch_size == 5
     assert calls == []
 
@@ -42,8 +44,27 @@ def test_the_hook_says_nothing_while_nobody_listens():
     model = mlp()
     recorder = Recorder(model)
     losses(model(random(2, 3)), 2).mean().backward()
-    assert recorder.sink is None
+    assert recorder.batch_size is None
+    recorder.listen(lambda *call: pytest.fail("the listener has left"))
+    recorder.stop()
+    losses(model(random(2, 3)), 2).mean().backward()
+    assert recorder.batch_size is None
+
+
+def test_batch_sizes_are_those_of_graphs_that_live_and_of_the_one_that_is_pulled_back():
+    model = mlp()
+    recorder = Recorder(model)
+    small, large = model(random(2, 3)), model(random(5, 3))
+    assert recorder.batch_sizes() == {2, 5}
+    recorder.listen(lambda call, grads: None)
+    small.sum().backward()
     assert recorder.batch_size == 2
+    recorder.listen(lambda call, grads: None)
+    assert recorder.batch_size is None
+    large.sum().backward()
+    assert recorder.batch_size == 5
+    del small, large
+    assert recorder.batch_sizes() == set()
 
 
 def test_hooks_are_gone_after_close():
@@ -103,6 +124,21 @@ def test_the_collector_leaves_no_cycle():
         assert {reference() for reference in seen} == {None}
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies_of_the_model_do_not_report(copied):
+    model, calls = mlp(), []
+    recorder = Recorder(model)
+    recorder.listen(lambda *call: calls.append(call))
+    twin = copied(model)
+    output = twin(random(2, 3))
+    assert not output._backward_hooks
+    losses(output, 2).sum().backward()
+    assert calls == []
+    assert recorder.batch_sizes() == set()
+    losses(model(random(2, 3)), 2).sum().backward()
+    assert len(calls) == 2
 
 
 def test_recording_and_reducing_draw_no_global_random_numbers():

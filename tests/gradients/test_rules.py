@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from gradients.reference import check, one_by_one, shares
@@ -100,6 +101,7 @@ def convolutions(draw, largest=7):
     return frozen(layer.double(), freeze), size
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
 @settings(few, max_examples=60)
 @given(convolutions(), batch_sizes, how)
 def test_convolution(drawn, n, how):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from cockpit.gradients.batch import Batch
+from cockpit.gradients.batch import Batch, working_dtype
 from cockpit.gradients.handle import Dense, IndividualGradients
 from cockpit.gradients.rules.registry import Call, factors, rule_for
 
@@ -87,7 +87,8 @@ def rms_norm(
     features = len(module.normalized_shape)
     x, grad = factors(call, grads, batch, batched_dims=1 + features)
     over = tuple(range(x.dim() - features, x.dim()))
-    eps = torch.finfo(call.input.dtype).eps if module.eps is None else module.eps
+    # torch's default is that of the precision it computes in, which is single at least.
+    eps = torch.finfo(working_dtype(call.input)).eps if module.eps is None else module.eps
     normalized = x * (x.square().mean(over, keepdim=True) + eps).rsqrt()
     return _handles(module, batch, normalized, grad, tuple(range(1, x.dim() - features)))
 

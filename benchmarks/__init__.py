@@ -1,0 +1,1 @@
+"""What tracking costs, measured side by side with the plain training step."""
