@@ -26,6 +26,7 @@ from cockpit.arguments import (
     read_step,
 )
 from cockpit.engine import Engine, Missing, Observation, Plan, Result, Step
+from cockpit.engine.plan import merged
 from cockpit.errors import CockpitError, CockpitWarning, InvalidArgument
 from cockpit.gradients import MEMORY_BUDGET
 from cockpit.log import ParameterInfo, Row, RunFile, RunWriter
@@ -100,8 +101,7 @@ class Cockpit:
         named, self._model = read_parameters(params)
         optimizers = read_optimizers(optimizer)
         self._quantities: dict[str, Quantity] = {}
-        for quantity in quantities or ():
-            self._enlist(quantity)
+        self._asks_for_outputs = False
         self.strict = strict
         self._engine = Engine(
             named,
@@ -112,6 +112,8 @@ class Cockpit:
             on_results=self._take,
             on_untracked=self._note_untracked,
         )
+        for quantity in quantities or ():
+            self._enlist(quantity)
         self._engine.updates.add(optimizers)
         self._last_tracked = -1
         self._running: int | None = None
@@ -167,6 +169,11 @@ class Cockpit:
             count += 1
             name = f"{quantity.name}-{count}"
         self._quantities[name] = quantity
+        self._asks_for_outputs |= any(
+            isinstance(need, Observation) and need.outputs for need in quantity.needs()
+        )
+        if self._engine.recorder is not None:
+            self._engine.recorder.keeps_outputs = self._asks_for_outputs
 
     def _settings(
         self, optimizers: list[Any], reduction: str | None, memory_budget: int, seed: int
@@ -242,6 +249,8 @@ class Cockpit:
         continued = engine.continued(global_step)
         due = {n: q for n, q in self._quantities.items() if q.is_due(global_step)}
         if not due and not continued and not extensions:
+            if engine.recorder is not None:
+                engine.recorder.take_outputs()
             return False
         if due and global_step <= self._last_tracked:
             raise InvalidArgument(
@@ -250,7 +259,8 @@ class Cockpit:
                 "Every tracked step needs a number of its own, and the numbers have to grow."
             )
         own = [e for q in due.values() for e in self._own_extensions(q, global_step)]
-        plan = Plan(due, continued, (*own, *extensions))
+        needs = {name: engine.needs_of(name, q, global_step) for name, q in due.items()}
+        plan = Plan(due, needs, continued, (*own, *extensions))
         if plan.others and self._model is not None:
             self._check_extended(plan.others)
         plan.require(info)
@@ -276,7 +286,7 @@ class Cockpit:
             )
         if plan.wants_gradients:
             self._note_coupling(global_step)
-        kept = Plan({}, {}, extensions).functions
+        kept = merged(extensions)[0]
         engine.enter(step, plan, loss, losses, tuple(kept))
         self._running = global_step
         return True

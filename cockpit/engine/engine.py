@@ -13,10 +13,10 @@ from backpack import backpack
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 
-from cockpit.engine.needs import AlongUpdate, Moment, Next
+from cockpit.engine.needs import AlongUpdate, Moment, Next, OfUpdate
 from cockpit.engine.plan import Computation, Plan
 from cockpit.engine.scale import LossScale
-from cockpit.engine.step import Missing, NotChecked, PerParameter, Step
+from cockpit.engine.step import Live, Missing, NotChecked, PerParameter, Step
 from cockpit.engine.update import UpdateWatch
 from cockpit.gradients import Batch, Call, Collector, HandleFeed, IndividualGradients, Recorder
 from cockpit.transforms import Need
@@ -39,10 +39,8 @@ class _Open:
 
     name: str
     quantity: Computation
+    needs: tuple[Need, ...]
     step: Step
-
-    def __post_init__(self) -> None:
-        self.needs = self.quantity.needs()
 
     def next_needs(self) -> list[Next]:
         return [n for n in self.needs if isinstance(n, Next) and n not in self.step.values]
@@ -86,6 +84,7 @@ class Engine:
         on_untracked: Callable[[int, str, str], None],
     ) -> None:
         self.parameters = dict(parameters)
+        self._model = model
         self._names: dict[Tensor, str] = {p: name for name, p in self.parameters.items()}
         self._sizes = tuple(p.numel() for p in self.parameters.values())
         self._memory_budget, self._reduction, self._seed = memory_budget, reduction, seed
@@ -93,6 +92,8 @@ class Engine:
         self.recorder = None if model is None else Recorder(model)
         self.updates = UpdateWatch(self.parameters, self._observe_update)
         self.start: PerParameter | None = None
+        self._carried: dict[Need, Any] = {}
+        self._memories: dict[str, Any] = {}
         self._running: _Running | None = None
         self._open: list[_Open] = []
         self._waiting: dict[str, IndividualGradients] = {}
@@ -127,6 +128,10 @@ class Engine:
         self._flush()
         return needs
 
+    def needs_of(self, name: str, quantity: Computation, global_step: int) -> tuple[Need, ...]:
+        """Return what a quantity needs at a step, given what it remembers."""
+        return quantity.needs_at(global_step, self._memories.get(name))
+
     def enter(
         self,
         step: Step,
@@ -137,12 +142,18 @@ class Engine:
     ) -> None:
         """Get ready for the backward pass of a step."""
         step.start = self.start or {}
+        step.carried = self._carried
+        step.optimizers = self.updates.optimizers
         step.scale = LossScale(loss, individual_losses, self._reduction)
         running = _Running(step, plan, Collector(self._make_batch, self._reduce), kept)
         running.cleanup.callback(step.scale.close)
         self._running = running
         try:
+            if loss is not None:
+                outputs = None if self.recorder is None else self.recorder.take_outputs()
+                step.live = Live(loss, individual_losses, self._model, outputs)
             self._observe(Moment.ENTRY)
+            step.live = None
             if plan.wants_gradients:
                 self._listen(running)
             elif plan.others:
@@ -252,7 +263,9 @@ class Engine:
             for need in entry.next_needs():
                 missing = Missing("the next step did not deliver what it needs")
                 entry.step.values[need] = step.values.get(need.need, missing)
-        self._open += [_Open(name, quantity, step) for name, quantity in plan.due.items()]
+        self._open += [
+            _Open(name, quantity, plan.needs_of[name], step) for name, quantity in plan.due.items()
+        ]
         if plan.along_update or plan.of_update:
             self._waiting_step = step
             self.updates.begin()
@@ -315,12 +328,16 @@ class Engine:
         step = self._running.step
         with torch.no_grad():
             for need in self._running.plan.observations(moment):
-                try:
-                    step.values[need] = need.observe(step)
-                except NotChecked as error:
-                    step.values[need] = Missing(str(error))
-                except Exception as error:
-                    step.values[need] = Missing(f"{need}: {type(error).__name__}: {error}")
+                step.values[need] = self._value(need, partial(need.observe, step))
+
+    @staticmethod
+    def _value(need: Need, observe: Callable[[], Any]) -> Any:
+        try:
+            return observe()
+        except NotChecked as error:
+            return Missing(str(error))
+        except Exception as error:
+            return Missing(f"{need}: {type(error).__name__}: {error}")
 
     def _drop_saved(self, plan: Plan, kept: tuple[str, ...]) -> None:
         if not plan.functions:
@@ -334,11 +351,12 @@ class Engine:
 
     # -- after the update -------------------------------------------------------------------------
 
-    def _observe_update(self, update: PerParameter) -> None:
+    def _observe_update(self, update: PerParameter, at_optimizer_step: bool) -> None:
         step, self._waiting_step = self._waiting_step, None
         handles, self._waiting = self._waiting, {}
         if step is None:
             return
+        step.at_optimizer_step = at_optimizer_step
         needs = {need for entry in self._open if entry.step is step for need in entry.needs}
         with torch.no_grad():
             for need in needs:
@@ -346,8 +364,8 @@ class Engine:
                     continue
                 if isinstance(need, AlongUpdate):
                     step.values[need] = self._project(need, handles, update)
-                elif getattr(need, "moment", None) == Moment.UPDATE:
-                    step.values[need] = need.observe(update)  # type: ignore[attr-defined]
+                elif isinstance(need, OfUpdate):
+                    step.values[need] = self._value(need, partial(need.observe, step, update))
         self._compute()
         self._update = update if self._open else None
         self._flush()
@@ -382,6 +400,8 @@ class Engine:
                 if not entry.step.has(entry.needs):
                     continue
                 try:
+                    memory = self._memories.get(entry.name)
+                    self._memories[entry.name] = entry.quantity.remember(entry.step, memory)
                     value = entry.quantity.compute(entry.step)
                 except NotChecked as error:
                     self._fail(entry, str(error))

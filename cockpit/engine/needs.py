@@ -36,9 +36,15 @@ class Observation(Need):
     """Keys of `info` that it cannot do without."""
     from_start: ClassVar[bool] = False
     """Whether it compares with the parameters at the first step entered, `Step.start`."""
+    outputs: ClassVar[bool] = False
+    """Whether it needs what the model returned, `Live.outputs`."""
 
     def observe(self, step: Step) -> Any:
-        """Return the value; `step` is as it stands at the moment."""
+        """Return the value; `step` is as it stands at the moment.
+
+        At `Moment.ENTRY` the graph is alive: `step.live`. What the need wants to find at a later
+        step, such as an eigenvector to start from, it keeps in ``step.carried[self]``.
+        """
         raise NotImplementedError
 
 
@@ -47,7 +53,7 @@ class OfUpdate(Need):
 
     moment: ClassVar[Moment] = Moment.UPDATE
 
-    def observe(self, update: Update) -> Any:
+    def observe(self, step: Step, update: Update) -> Any:
         """Return the value."""
         raise NotImplementedError
 
@@ -183,7 +189,7 @@ class SampleLosses(Observation):
 class UpdateNorms(OfUpdate):
     """‖θ_p(t+1) − θ_p(t)‖, per parameter `[]`."""
 
-    def observe(self, update: Update) -> PerParameter:
+    def observe(self, step: Step, update: Update) -> PerParameter:
         """Return the norms."""
         return PerParameter(zip(update, torch._foreach_norm(list(update.values())), strict=True))
 

@@ -24,8 +24,11 @@ from cockpit.transforms import Need, Transform
 class Computation(Protocol):
     """What the engine knows of a quantity."""
 
-    def needs(self) -> tuple[Need, ...]:
-        """Return what it asks for."""
+    def needs_at(self, global_step: int, memory: Any) -> tuple[Need, ...]:
+        """Return what it asks for at a step, given what it remembers."""
+
+    def remember(self, step: Step, memory: Any) -> Any:
+        """Return what it wants to remember from a step on."""
 
     def compute(self, step: Step) -> Any:
         """Return its value at a step."""
@@ -37,11 +40,13 @@ class Plan:
 
     Args:
         due: The quantities that begin at this step, by name.
+        needs_of: What each of them needs at this step.
         continued: Needs of quantities that began at the step before, with the names of these.
         extensions: BackPACK extensions to run along.
     """
 
     due: Mapping[str, Computation]
+    needs_of: Mapping[str, tuple[Need, ...]] = field(default_factory=dict)
     continued: Mapping[Need, str] = field(default_factory=dict)
     extensions: Sequence[BackpropExtension] = ()
     needs: dict[Need, str] = field(init=False)
@@ -51,8 +56,8 @@ class Plan:
     def __post_init__(self) -> None:
         """Unite the needs and the extensions."""
         self.needs = dict(self.continued)
-        for name, quantity in self.due.items():
-            for need in quantity.needs():
+        for name, needs in self.needs_of.items():
+            for need in needs:
                 self.needs.setdefault(need, name)
         self.functions, self.others = merged(self.extensions)
 

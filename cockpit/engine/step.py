@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
@@ -44,6 +44,23 @@ class NotChecked(CockpitError):
     """A quantity cannot be computed at a step; the message says why. Recorded in the log, and never raised further."""
 
 
+@dataclass(frozen=True)
+class Live:
+    """The loss and what it came from, in their graph.
+
+    Args:
+        loss: The tensor on which ``backward()`` will be called.
+        individual_losses: The losses of the samples, `[N]`, where they were given.
+        model: The model, where it was given.
+        outputs: What the model returned in its last forward pass, where some quantity asked for it.
+    """
+
+    loss: Tensor
+    individual_losses: Tensor | None
+    model: nn.Module | None
+    outputs: Any
+
+
 @dataclass
 class Step:
     """One tracked step.
@@ -58,6 +75,11 @@ class Step:
         start: The parameters at the first step that was entered, where somebody asks for them.
         scale: How the loss went into the backward pass; None before it.
         values: What the needs of the quantities were met with.
+        live: The loss and what it came from with their graphs, before the backward pass only.
+        carried: What needs have kept for themselves from earlier steps, by need.
+        optimizers: The optimizers that are known.
+        at_optimizer_step: Whether the update is being observed right after the optimizer's step, when
+            ``parameter.grad`` still is what it was made from.
     """
 
     global_step: int
@@ -69,6 +91,10 @@ class Step:
     start: Mapping[str, Tensor] = field(default_factory=dict)
     scale: LossScale | None = None
     values: dict[Need, Any] = field(default_factory=dict)
+    live: Live | None = None
+    carried: dict[Need, Any] = field(default_factory=dict)
+    optimizers: Sequence[Any] = ()
+    at_optimizer_step: bool = False
 
     def __getitem__(self, need: Need) -> Any:
         """Return the value of a need that the quantity has declared.

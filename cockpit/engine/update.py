@@ -24,13 +24,14 @@ class UpdateWatch:
 
     Args:
         parameters: The parameters by name.
-        on_update: Called with the update d = θ_{t+1} − θ_t, once for each call of `begin`.
+        on_update: Called with the update d = θ_{t+1} − θ_t, once for each call of `begin`, and with
+            whether it is observed right after an optimizer's step.
     """
 
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
-        on_update: Callable[[PerParameter], None],
+        on_update: Callable[[PerParameter, bool], None],
     ) -> None:
         self._parameters = parameters
         self._on_update = on_update
@@ -53,7 +54,7 @@ class UpdateWatch:
             if watch is not None and watch._before is not None:
                 watch._outstanding.discard(id(optimizer))
                 if not watch._outstanding:
-                    watch.settle()
+                    watch.settle(at_optimizer_step=True)
 
         return stepped
 
@@ -73,7 +74,13 @@ class UpdateWatch:
         """Whether an update has begun and not been observed yet."""
         return self._before is not None
 
-    def settle(self) -> None:
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The known optimizers that are still there."""
+        found = (reference() for reference, _ in self._hooks.values())
+        return [optimizer for optimizer in found if optimizer is not None]
+
+    def settle(self, at_optimizer_step: bool = False) -> None:
         """Observe the update now, if one is pending."""
         if self._before is None:
             return
@@ -81,7 +88,7 @@ class UpdateWatch:
         with torch.no_grad():
             torch._foreach_neg_(list(update.values()))
             torch._foreach_add_(list(update.values()), [self._parameters[name] for name in update])
-        self._on_update(update)
+        self._on_update(update, at_optimizer_step)
 
     def close(self) -> None:
         """Forget what is pending, and take the hooks off."""

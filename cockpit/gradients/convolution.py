@@ -64,9 +64,7 @@ class ConvolutionGradients(Products):
             dilation, kernel = self.dilation[axis], self.kernel_size[axis]
             inputs = inputs.unfold(2 + axis, dilation * (kernel - 1) + 1, self.stride[axis])
             inputs = inputs[..., ::dilation]
-        # [n, C, *spatial_out, *kernel]; the input may be a little larger than the output reaches.
-        for axis, size in enumerate(self.grad_output.shape[2:]):
-            inputs = inputs.narrow(2 + axis, 0, size)
+        # What the stride leaves over at the end is left out already: [n, C, *spatial_out, *kernel].
         first, second = range(2, 2 + self.spatial), range(2 + self.spatial, 2 + 2 * self.spatial)
         return inputs.permute(0, 1, *second, *first)
 

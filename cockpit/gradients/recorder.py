@@ -35,6 +35,8 @@ class Recorder:
     def __init__(self, model: nn.Module) -> None:
         self.sink: Sink | None = None
         self.batch_size: int | None = None
+        self.keeps_outputs = False
+        self._outputs: Any = None
         self._passes: weakref.WeakSet[_Pass] = weakref.WeakSet()
         self._hooks: list[RemovableHandle] = []
         # The hooks hold no strong reference to this object: a recorder that is dropped does not
@@ -55,6 +57,11 @@ class Recorder:
     def stop(self) -> None:
         """Report nothing any more."""
         self.sink = None
+
+    def take_outputs(self) -> Any:
+        """Return what the model returned in its last forward pass, if it was kept, and let go of it."""
+        outputs, self._outputs = self._outputs, None
+        return outputs
 
     def batch_sizes(self) -> set[int]:
         """Return the batch sizes of all forward passes of the model whose graphs are still there."""
@@ -100,6 +107,8 @@ def _note_batch_size(
         if isinstance(value, Tensor) and value.dim() > 0
     ]
     outputs = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]
+    if recorder.keeps_outputs:
+        recorder._outputs = output
     if sizes and outputs:
         forward = _Pass(sizes[0])
         recorder._passes.add(forward)

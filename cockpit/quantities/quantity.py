@@ -54,6 +54,21 @@ class Quantity:
             attributes |= vars(kind)
         return tuple(value for value in attributes.values() if isinstance(value, Need))
 
+    def needs_at(self, global_step: int, memory: Any) -> tuple[Need, ...]:
+        """Return what `compute` asks for at a step, given what was remembered of earlier ones.
+
+        Overridden by quantities whose needs change, such as a histogram with a range that adapts.
+        """
+        return self.needs()
+
+    def remember(self, step: Step, memory: Any) -> Any:
+        """Return what to hand to later steps: a value that can be saved, such as tensors in a dict.
+
+        It is called once for each step that is computed, before `compute`; a quantity itself holds
+        no state.
+        """
+        return memory
+
     def compute(self, step: Step) -> Any:
         """Return the value at a step, from the step's values of the needs alone.
 
