@@ -8,6 +8,7 @@ import platform
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -25,11 +26,11 @@ from cockpit.arguments import (
     read_quantity,
     read_step,
 )
-from cockpit.engine import Engine, Missing, Observation, Plan, Result, Step
+from cockpit.engine import Engine, InForward, Missing, Observation, Plan, Result, Step
 from cockpit.engine.plan import merged
 from cockpit.errors import CockpitError, CockpitWarning, InvalidArgument
 from cockpit.gradients import MEMORY_BUDGET
-from cockpit.log import ParameterInfo, Row, RunFile, RunWriter
+from cockpit.log import ParameterInfo, Row, RunFile, RunWriter, write_json
 from cockpit.quantities import Quantity
 from cockpit.rows import rows_of
 
@@ -101,6 +102,8 @@ class Cockpit:
         named, self._model = read_parameters(params)
         optimizers = read_optimizers(optimizer)
         self._quantities: dict[str, Quantity] = {}
+        self._in_forward: dict[str, Quantity] = {}
+        self._expected: int | None = None
         self._asks_for_outputs = False
         self.strict = strict
         self._engine = Engine(
@@ -169,6 +172,9 @@ class Cockpit:
             count += 1
             name = f"{quantity.name}-{count}"
         self._quantities[name] = quantity
+        if any(isinstance(need, InForward) for need in quantity.needs()):
+            self._in_forward[name] = quantity
+            self._expect(self._expected)
         self._asks_for_outputs |= any(
             isinstance(need, Observation) and need.outputs for need in quantity.needs()
         )
@@ -251,6 +257,7 @@ class Cockpit:
         if not due and not continued and not extensions:
             if engine.recorder is not None:
                 engine.recorder.take_outputs()
+            engine.forward.drop()
             return False
         if due and global_step <= self._last_tracked:
             raise InvalidArgument(
@@ -330,6 +337,20 @@ class Cockpit:
         finally:
             self._running = None
         self._raise_failures()
+
+    def _expect(self, global_step: int | None) -> None:
+        """Get ready for the forward pass of the step that comes next; None where any may come."""
+        self._expected = global_step
+        if not self._in_forward or self._closed:
+            return
+        due = self._in_forward
+        if global_step is not None:
+            due = {}
+            for name, quantity in self._in_forward.items():
+                with suppress(Exception):  # a schedule may know no more steps; on entry it can say so
+                    if quantity.is_due(global_step):
+                        due[name] = quantity
+        self._engine.expect(due, global_step)
 
     def _raise_failures(self) -> None:
         failures, self._failures = self._failures, []
@@ -448,6 +469,28 @@ class Cockpit:
         """Return whether the backward pass has to keep its graph: never."""
         return False
 
+    def track(self, global_step: int, protected_savefields: Iterable[str] | None = None) -> None:
+        """Do nothing, where ``with watch(...)`` has tracked the step; warn where it has not.
+
+        In Cockpit 1.0 it was the part of ``with cockpit(...)`` that computed the quantities. Here
+        they are computed during the backward pass, so that calling it as well, inside or after the
+        context, changes nothing.
+
+        Args:
+            global_step: The step.
+            protected_savefields: Accepted for scripts written for Cockpit 1.0. The results of
+                extensions handed to ``watch(...)`` always stay on the parameters.
+        """
+        step = read_step(global_step)
+        done = step == self._running or step <= max(self._last_tracked, self._recorded)
+        if not done and any(quantity.is_due(step) for quantity in self._quantities.values()):
+            warnings.warn(
+                f"Nothing was tracked at step {step}: quantities are computed while the gradients "
+                f"are. Wrap the backward pass, with watch({step}, loss=loss, ...): loss.backward().",
+                CockpitWarning,
+                stacklevel=2,
+            )
+
     def get_output(self) -> dict[int, dict[str, Any]]:
         """Return all values so far, ``{step: {"NormTest": value, ...}}``."""
         self._writer.flush()
@@ -456,8 +499,28 @@ class Cockpit:
 
     @property
     def output(self) -> dict[int, dict[str, Any]]:
-        """All values so far; see `get_output`."""
-        return self.get_output()
+        """All values so far, as `get_output` has them, with the metrics of `log` among them."""
+        self._writer.flush()
+        with RunFile(self._writer.path) as file:
+            return file.output(metrics=True)
+
+    def write(self, logpath: str | os.PathLike[str]) -> str:
+        """Write `output` in the format of Cockpit 1.0: ``{"<step>": {"NormTest": value, ...}}``.
+
+        The file is whole at any time: an older one stays until the new one is complete. NaN and
+        infinities are written as ``NaN`` and ``Infinity``, as Python does. The run file has more
+        (names of the parameters, details, events) and does not have to be written by hand.
+
+        Args:
+            logpath: Where to. ``.json`` is appended, unless it is there; folders are created.
+
+        Returns:
+            The path of the file; `cockpit.open_run` reads it.
+
+        Raises:
+            InvalidArgument: if nothing can be written there.
+        """
+        return str(write_json(logpath, self.output))
 
     def run(self) -> Any:
         """Return the run so far, to be analysed or plotted; see `cockpit.open_run`."""
@@ -515,5 +578,8 @@ class _Watched:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._tracked:
-            self._cockpit._exit(failed=kind is not None)
+        try:
+            if self._tracked:
+                self._cockpit._exit(failed=kind is not None)
+        finally:
+            self._cockpit._expect(None if kind is not None else self._arguments[0] + 1)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from cockpit.engine import PerParameter, to_host
+from cockpit.engine import PerModule, PerParameter, to_host
 from cockpit.log import Row
 from cockpit.quantities import Outcome
 
@@ -36,7 +36,7 @@ def _leaves(value: Any, key: str = "", detail: bool = False) -> Iterator[Leaf]:
         yield from _leaves(value.value)
         for name, more in value.details.items():
             yield from _leaves(more, name, detail=True)
-    elif isinstance(value, PerParameter):
+    elif isinstance(value, PerParameter | PerModule):
         for parameter, of_one in value.items():
             yield key, parameter, of_one, detail
     elif isinstance(value, Mapping):

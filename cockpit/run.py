@@ -14,19 +14,23 @@ import numpy as np
 import pandas as pd
 
 from cockpit.errors import InvalidArgument
-from cockpit.log.reader import RunFile
-from cockpit.log.schema import Series
+from cockpit.log import JsonFile, RunFile, Series, open_file, with_ending
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
     """Open a run file for reading, also while the training still writes it.
 
+    The JSON of Cockpit 1.0 is read, too. It does not say what the parameters are called; they are
+    ``parameter0``, ``parameter1``, ... What cannot be read of it is in the run's events.
+
     Args:
-        path: What was given to ``Cockpit(..., log=path)``.
+        path: What was given to ``Cockpit(..., log=path)`` or ``watch.write(path)``.
 
     Raises:
         NotARunFile: There is no such file, or it is no run file.
     """
+    if not Path(path).expanduser().exists() and with_ending(path).exists():
+        path = with_ending(path)
     return Run(path)
 
 
@@ -47,12 +51,13 @@ class Run:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._kept: dict[Any, Any] = {}
+        self._whole: JsonFile | None = None
         self.reload()
 
     def reload(self) -> None:
         """Forget what was read, so that it is read anew."""
-        self._kept = {}
-        with RunFile(self.path) as file:
+        self.close()
+        with self._open() as file:
             self._created = file.created
             self._kept["meta"] = file.settings, file.status, [one.name for one in file.parameters]
 
@@ -177,7 +182,7 @@ class Run:
     def events(self) -> pd.DataFrame:
         """Return what happened: ``step``, ``time`` (UTC), ``kind``, ``subject``, ``message``."""
 
-        def frame(file: RunFile) -> pd.DataFrame:
+        def frame(file: RunFile | JsonFile) -> pd.DataFrame:
             events = file.events()
             return pd.DataFrame(
                 {
@@ -198,7 +203,7 @@ class Run:
 
     def close(self) -> None:
         """Let go of what was read; the run can still be used, and is then read again."""
-        self._kept = {}
+        self._kept, self._whole = {}, None
 
     def __enter__(self) -> Run:
         return self
@@ -215,10 +220,19 @@ class Run:
         steps, quantities = len(self.steps), len(self.quantities)
         return f"Run({str(self.path)!r}: {self.status}, {steps} steps, {quantities} quantities)"
 
-    def _read(self, key: Any, read: Callable[[RunFile], Any]) -> Any:
+    def _open(self) -> RunFile | JsonFile:
+        """Open the file; one of JSON is read as a whole, and therefore kept."""
+        if self._whole is not None:
+            return self._whole
+        file = open_file(self.path)
+        if isinstance(file, JsonFile):
+            self._whole = file
+        return file
+
+    def _read(self, key: Any, read: Callable[[RunFile | JsonFile], Any]) -> Any:
         """Return what is kept under `key`, or read it; keep nothing of an earlier run."""
         if key not in self._kept:
-            with RunFile(self.path) as file:
+            with self._open() as file:
                 if file.created != self._created:
                     self._kept, self._created = {}, file.created
                 self._kept[key] = read(file)

@@ -20,7 +20,7 @@ TRAINING = [
     {"quantities", "presets"},
     {"log"},
     {"rows", "arguments", "cockpit"},
-    {"integrations"},
+    {"integrations", "utils"},
 ]
 READING = [
     {"errors", "log"},

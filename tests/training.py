@@ -75,6 +75,8 @@ class Truth:
     before: dict[str, Tensor]
     start: dict[str, Tensor]
     grad: dict[str, Tensor] = field(default_factory=dict)  # what the optimizer gets
+    lr: float = 0.0
+    adam: dict[str, Tensor] | None = None  # bias-corrected second moments after the step
     after: dict[str, Tensor] = field(default_factory=dict)
     next: Truth | None = None
 
@@ -157,6 +159,12 @@ def train(
         truth.grad = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
         opt.step()
         truth.after = copies(model)
+        truth.lr = opt.param_groups[0]["lr"]
+        if isinstance(opt, torch.optim.AdamW):
+            named = model.named_parameters()
+            truth.adam = {
+                n: opt.state[p]["exp_avg_sq"] / (1 - 0.999 ** (step + 1)) for n, p in named
+            }
         if truths:
             truths[-1].next = truth
         truths.append(truth)

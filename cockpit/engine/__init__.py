@@ -1,20 +1,22 @@
 """One backward pass for all needs: what is observed when, and what is carried from one step to the next."""
 
 from cockpit.engine.engine import Engine, Result
-from cockpit.engine.needs import Moment, Next, Observation
+from cockpit.engine.needs import InForward, Moment, Next, Observation
 from cockpit.engine.plan import Plan
 from cockpit.engine.scale import LossScale
-from cockpit.engine.step import Missing, NotChecked, PerParameter, Step
+from cockpit.engine.step import Missing, NotChecked, PerModule, PerParameter, Step
 from cockpit.engine.transfer import to_host
 
 __all__ = [
     "Engine",
+    "InForward",
     "LossScale",
     "Missing",
     "Moment",
     "Next",
     "NotChecked",
     "Observation",
+    "PerModule",
     "PerParameter",
     "Plan",
     "Result",

@@ -13,7 +13,8 @@ from backpack import backpack
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 
-from cockpit.engine.needs import AlongUpdate, Moment, Next, OfUpdate
+from cockpit.engine.forward import ForwardWatch
+from cockpit.engine.needs import AlongUpdate, InForward, Moment, Next, OfUpdate
 from cockpit.engine.plan import Computation, Plan
 from cockpit.engine.scale import LossScale
 from cockpit.engine.step import Live, Missing, NotChecked, PerParameter, Step
@@ -90,6 +91,7 @@ class Engine:
         self._memory_budget, self._reduction, self._seed = memory_budget, reduction, seed
         self._on_results, self._on_untracked = on_results, on_untracked
         self.recorder = None if model is None else Recorder(model)
+        self.forward = ForwardWatch(self.recorder)
         self.updates = UpdateWatch(self.parameters, self._observe_update)
         self.start: PerParameter | None = None
         self._carried: dict[Need, Any] = {}
@@ -100,6 +102,7 @@ class Engine:
         self._waiting_step: Step | None = None
         self._update: PerParameter | None = None
         self._results: list[Result] = []
+        self._refused: set[str] = set()  # modules that a quantity cannot have, once noted
 
     # -- before the backward pass -----------------------------------------------------------------
 
@@ -132,6 +135,21 @@ class Engine:
         """Return what a quantity needs at a step, given what it remembers."""
         return quantity.needs_at(global_step, self._memories.get(name))
 
+    def expect(self, due: Mapping[str, Computation], global_step: int | None) -> None:
+        """Look at the forward pass that comes for what is due at the step expected next.
+
+        Args:
+            due: The quantities.
+            global_step: Number of that step; None where any may come.
+        """
+        if global_step is None:
+            needs = [n for name, q in due.items() for n in self.needs_of(name, q, 0)]
+            why = "nothing was due then"
+        else:
+            needs = [n for name, q in due.items() for n in self.needs_of(name, q, global_step)]
+            why = f"step {global_step} was expected to be next, and this was not due then"
+        self.forward.expect((need for need in needs if isinstance(need, InForward)), why)
+
     def enter(
         self,
         step: Step,
@@ -152,6 +170,7 @@ class Engine:
             if loss is not None:
                 outputs = None if self.recorder is None else self.recorder.take_outputs()
                 step.live = Live(loss, individual_losses, self._model, outputs)
+            self._take_forward(running)
             self._observe(Moment.ENTRY)
             step.live = None
             if plan.wants_gradients:
@@ -161,6 +180,18 @@ class Engine:
         except BaseException:
             self.abort()
             raise
+
+    def _take_forward(self, running: _Running) -> None:
+        step, plan = running.step, running.plan
+        values, refused = self.forward.take(plan.in_forward)
+        step.values |= values
+        for need, reasons in refused.items():
+            for module, reason in reasons.items():
+                subject = f"{plan.needs[need]}/{module}"
+                if subject not in self._refused:
+                    self._refused.add(subject)
+                    missing = Missing(reason, usual=True)
+                    self._results.append(Result(step.global_step, subject, missing))
 
     def _listen(self, running: _Running) -> None:
         extensions: Sequence[BackpropExtension] = running.plan.others
@@ -217,7 +248,7 @@ class Engine:
         plan, values = self._running.plan, self._running.step.values
         handle.name = name
         for transform in plan.transforms:
-            self._meet(values, transform, name, partial(transform, handle))
+            self._meet(values, transform, name, partial(handle.apply, transform))
         for need in plan.along_previous:
             if self._update is None:
                 values[need] = Missing("the update that led here was not observed")
@@ -335,7 +366,7 @@ class Engine:
         try:
             return observe()
         except NotChecked as error:
-            return Missing(str(error))
+            return Missing(str(error), error.usual)
         except Exception as error:
             return Missing(f"{need}: {type(error).__name__}: {error}")
 
@@ -404,7 +435,7 @@ class Engine:
                     self._memories[entry.name] = entry.quantity.remember(entry.step, memory)
                     value = entry.quantity.compute(entry.step)
                 except NotChecked as error:
-                    self._fail(entry, str(error))
+                    self._fail(entry, str(error), usual=error.usual)
                 except Exception as error:
                     self._fail(entry, f"{type(error).__name__}: {error}")
                 else:

@@ -13,7 +13,7 @@ from cockpit.engine.step import NotChecked, PerParameter, Step
 from cockpit.transforms import Need, Transform
 
 if TYPE_CHECKING:
-    from cockpit.gradients import IndividualGradients
+    from cockpit.gradients import Call, IndividualGradients
 
 Update = PerParameter
 """The change of each parameter in an update, d = θ_{t+1} − θ_t."""
@@ -22,10 +22,38 @@ Update = PerParameter
 class Moment(IntEnum):
     """The moments of a step at which needs are met, in their order."""
 
-    ENTRY = 0  # before the backward pass
-    BACKWARD = 1  # during it, when a parameter's individual gradients are complete
-    EXIT = 2  # after it, before the optimizer steps
-    UPDATE = 3  # when the parameters have been updated
+    FORWARD = 0  # in the forward pass, before the step is entered
+    ENTRY = 1  # before the backward pass
+    BACKWARD = 2  # during it, when a parameter's individual gradients are complete
+    EXIT = 3  # after it, before the optimizer steps
+    UPDATE = 4  # when the parameters have been updated
+
+
+class InForward(Need):
+    """A need that is met in the forward pass, module by module, as each of them is called.
+
+    Its value is a `PerModule`.
+    """
+
+    moment: ClassVar[Moment] = Moment.FORWARD
+    info: ClassVar[tuple[str, ...]] = ()
+    """Keys of `info` that it cannot do without."""
+
+    def see(self, name: str, call: Call, output: Any) -> Any | None:
+        """Return the value for one call of a module; None where that has nothing to say.
+
+        The output is the module's own, as it is now: the model may overwrite it afterwards, so what
+        is returned must not share its memory.
+
+        Args:
+            name: Name of the module, with ``"#2"`` and so on from its second call on.
+            call: The module and its inputs.
+            output: What it returned.
+
+        Raises:
+            NotChecked: if the module should have a value and it cannot be had.
+        """
+        raise NotImplementedError
 
 
 class Observation(Need):
@@ -110,6 +138,42 @@ class ParameterValues(Observation):
     def observe(self, step: Step) -> PerParameter:
         """Return θ."""
         return PerParameter((n, p.detach().clone()) for n, p in step.parameters.items())
+
+
+@dataclass(frozen=True)
+class ParameterNorms(Observation):
+    """‖θ_p‖, per parameter `[]`."""
+
+    moment = Moment.ENTRY
+
+    def observe(self, step: Step) -> PerParameter:
+        """Return the norms."""
+        values = [parameter.detach() for parameter in step.parameters.values()]
+        return PerParameter(zip(step.parameters, torch._foreach_norm(values), strict=True))
+
+
+@dataclass(frozen=True)
+class LearningRates(Observation):
+    """The learning rate of every parameter, a number or a tensor `[]`."""
+
+    moment = Moment.ENTRY
+
+    def observe(self, step: Step) -> PerParameter:
+        """Return the rates of the groups that the parameters are in."""
+        rates = {
+            parameter: group["lr"]
+            for optimizer in step.optimizers
+            for group in optimizer.param_groups
+            if "lr" in group
+            for parameter in group["params"]
+        }
+        missing = [name for name, parameter in step.parameters.items() if parameter not in rates]
+        if missing:
+            raise NotChecked(
+                f"no known optimizer has a learning rate for {missing[0]}: give all optimizers to "
+                "the cockpit, Cockpit(..., optimizer=opt)"
+            )
+        return PerParameter((name, rates[p]) for name, p in step.parameters.items())
 
 
 @dataclass(frozen=True)
@@ -219,6 +283,8 @@ __all__ = [
     "DotPreviousUpdate",
     "DotUpdate",
     "GradientNorms",
+    "InForward",
+    "LearningRates",
     "MeanLoss",
     "MiniBatchLoss",
     "Moment",
@@ -227,6 +293,7 @@ __all__ = [
     "NotChecked",
     "Observation",
     "OfUpdate",
+    "ParameterNorms",
     "ParameterValues",
     "SampleLosses",
     "Transform",

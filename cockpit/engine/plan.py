@@ -11,6 +11,7 @@ from backpack.extensions.backprop_extension import BackpropExtension
 from cockpit.engine.needs import (
     AlongPreviousUpdate,
     AlongUpdate,
+    InForward,
     Moment,
     Observation,
     OfUpdate,
@@ -66,6 +67,11 @@ class Plan:
         return [n for n in self.needs if isinstance(n, Observation) and n.moment == moment]
 
     @property
+    def in_forward(self) -> list[InForward]:
+        """Functions of the outputs of modules."""
+        return [need for need in self.needs if isinstance(need, InForward)]
+
+    @property
     def transforms(self) -> list[Transform]:
         """Transforms of the individual gradients."""
         return [need for need in self.needs if isinstance(need, Transform)]
@@ -97,7 +103,7 @@ class Plan:
             InvalidArgument: if a key is missing.
         """
         for need, name in self.needs.items():
-            for key in need.info if isinstance(need, Observation) else ("loss",):
+            for key in need.info if isinstance(need, Observation | InForward) else ("loss",):
                 if info.get(key) is None:
                     raise InvalidArgument(
                         f"{name} needs {key!r}, which is missing: pass it as "

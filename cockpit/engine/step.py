@@ -27,6 +27,14 @@ class PerParameter(dict[str, Any]):
         return reduce(add, values)
 
 
+class PerModule(dict[str, Any]):
+    """Values by module name, in the order in which the modules were called.
+
+    The names are those of ``model.named_modules()``. Where a module was called several times, the
+    second call is ``"name#2"``, and so on.
+    """
+
+
 @dataclass(frozen=True)
 class Missing:
     """Stands in for a value that could not be had, with the reason.
@@ -41,7 +49,16 @@ class Missing:
 
 
 class NotChecked(CockpitError):
-    """A quantity cannot be computed at a step; the message says why. Recorded in the log, and never raised further."""
+    """A quantity cannot be computed at a step; the message says why. Recorded in the log, and never raised further.
+
+    Args:
+        reason: Why not.
+        usual: Whether this is nothing to warn of.
+    """
+
+    def __init__(self, reason: str, *, usual: bool = False) -> None:
+        super().__init__(reason)
+        self.usual = usual
 
 
 @dataclass(frozen=True)
@@ -104,7 +121,7 @@ class Step:
         """
         value = self.values[need]
         if isinstance(value, Missing):
-            raise NotChecked(value.reason)
+            raise NotChecked(value.reason, usual=value.usual)
         return value
 
     def has(self, needs: Iterable[Need]) -> bool:

@@ -8,7 +8,7 @@ a closed form for.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from cockpit.gradients.histogram import Histogram, bin_counts, bin_index
 
 if TYPE_CHECKING:
     from cockpit.gradients.rules import Call
+    from cockpit.transforms import Transform
 
 
 class IndividualGradients:
@@ -39,6 +40,7 @@ class IndividualGradients:
         self.device = device
         self._whole: Tensor | None = None
         self.name = ""  # of the parameter, where the names are known
+        self._applied: dict[Transform, Any] = {}
         self.calls: list[Call] = []  # the calls of modules that this comes from
 
     @property
@@ -98,6 +100,13 @@ class IndividualGradients:
     def release(self) -> None:
         """Forget what can be computed again."""
         self._whole = None
+        self._applied.clear()
+
+    def apply(self, transform: Transform) -> Any:
+        """Return what a transform makes of this; equal transforms are computed once."""
+        if transform not in self._applied:
+            self._applied[transform] = transform(self)
+        return self._applied[transform]
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
@@ -234,6 +243,7 @@ class Dense(IndividualGradients):
 
     def release(self) -> None:
         """Keep the values: they cannot be computed again."""
+        self._applied.clear()
 
 
 class Zero(IndividualGradients):

@@ -15,6 +15,7 @@ from cockpit.gradients.rules import Call
 from cockpit.gradients.rules.generic import replaying, tensors_in
 
 Sink = Callable[[Call, "tuple[Tensor | None, ...]"], None]
+Witness = Callable[[str, Call, Any], None]
 
 
 class Recorder:
@@ -28,12 +29,18 @@ class Recorder:
     The forward pass comes before the number of the step is known, so the forward hook always runs.
     The tensor hook returns at once unless `sink` is set.
 
+    While `witness` is set, every call of a module with parameters is shown to it as it is made, with
+    the module's name, the call and the output; after `watch_all_modules`, those of the other modules
+    too.
+
     Args:
         model: The model. Its modules may be called in any order, any number of times.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.sink: Sink | None = None
+        self.witness: Witness | None = None
+        self.on_pass: Callable[[], None] | None = None
         self.batch_size: int | None = None
         self.keeps_outputs = False
         self._outputs: Any = None
@@ -41,10 +48,11 @@ class Recorder:
         self._hooks: list[RemovableHandle] = []
         # The hooks hold no strong reference to this object: a recorder that is dropped does not
         # live on in the model.
-        this = _Reference(self)
-        for module in model.modules():
-            if any(True for _ in module.parameters(recurse=False)):
-                hook = partial(_record, this)
+        self._model, self._this = weakref.ref(model), (this := _Reference(self))
+        self._watches_all = False
+        for name, module in model.named_modules():
+            if _has_parameters(module):
+                hook = partial(_record, this, name)
                 self._hooks.append(module.register_forward_hook(hook, with_kwargs=True))
         self._hooks.append(
             model.register_forward_hook(partial(_note_batch_size, this), with_kwargs=True)
@@ -58,6 +66,18 @@ class Recorder:
         """Report nothing any more."""
         self.sink = None
 
+    def watch_all_modules(self) -> None:
+        """Show the witness the modules without parameters too, and call `on_pass` when the model is called."""
+        model = self._model()
+        if self._watches_all or model is None:
+            return
+        self._watches_all = True
+        for name, module in model.named_modules():
+            if not _has_parameters(module):
+                hook = partial(_show, self._this, name)
+                self._hooks.append(module.register_forward_hook(hook, with_kwargs=True))
+        self._hooks.append(model.register_forward_pre_hook(partial(_begin_pass, self._this)))
+
     def take_outputs(self) -> Any:
         """Return what the model returned in its last forward pass, if it was kept, and let go of it."""
         outputs, self._outputs = self._outputs, None
@@ -69,7 +89,7 @@ class Recorder:
 
     def close(self) -> None:
         """Remove all hooks from the model."""
-        self.sink = None
+        self.sink = self.witness = self.on_pass = None
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -122,9 +142,36 @@ def _passed(this: _Reference, forward: _Pass, grad: Tensor) -> None:
         recorder.batch_size = forward.batch_size
 
 
-def _record(this: _Reference, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-    if this() is None or not torch.is_grad_enabled() or replaying.get():
+def _has_parameters(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters(recurse=False))
+
+
+def _begin_pass(this: _Reference, module: nn.Module, args: Any) -> None:
+    recorder = this()
+    if recorder is None or not torch.is_grad_enabled() or replaying.get():
         return
+    if recorder.on_pass is not None:
+        recorder.on_pass()
+
+
+def _show(
+    this: _Reference, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any
+) -> None:
+    recorder = this()
+    if recorder is None or recorder.witness is None:
+        return
+    if torch.is_grad_enabled() and not replaying.get():
+        recorder.witness(name, Call.of(module, args, kwargs), output)
+
+
+def _record(
+    this: _Reference, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any
+) -> None:
+    recorder = this()
+    if recorder is None or not torch.is_grad_enabled() or replaying.get():
+        return
+    if recorder.witness is not None:
+        recorder.witness(name, Call.of(module, args, kwargs), output)
     if not any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
         return
     outputs = tensors_in(output)

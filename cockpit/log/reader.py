@@ -163,28 +163,33 @@ class RunFile:
         rows = self._all("SELECT step, wall, kind, subject, message FROM events ORDER BY id")
         return [Event(*row) for row in rows]
 
-    def output(self) -> dict[int, dict[str, Any]]:
+    def output(self, *, metrics: bool = False) -> dict[int, dict[str, Any]]:
         """Return the quantities' values in the shape of Cockpit 1.0, ``{step: {quantity: value}}``.
 
         A value is a float or an array; a list of them, in the order of `parameters`, where it was
         recorded per parameter; or a dictionary of those where the quantity has several keys. Where
-        one key has both a total and values per parameter, it is the total. Details and metrics of
-        the user are left out.
+        one key has both a total and values per parameter, it is the total. Details are left out.
+
+        Args:
+            metrics: Whether to put the metrics of the user among them. Of a quantity and a metric
+                with one name, it is the quantity.
         """
         with self._snapshot():
             series = {one.id: one for one in self.series()}
             order = {parameter.name: place for place, parameter in enumerate(self.parameters)}
             scalars = zip(*(column.tolist() for column in self.scalars()), strict=True)
             found = [(series[i], step, value) for i, step, value in scalars] + list(self.arrays())
-        nested: dict[int, dict[str, dict[str, dict[str, Any]]]] = {}
-        for one, step, value in found:
-            if one.source == "quantity" and not one.detail:
-                keys = nested.setdefault(step, {}).setdefault(one.quantity, {})
-                keys.setdefault(one.key, {})[one.parameter] = value
-        return {
-            step: {name: _value(keys, order) for name, keys in nested[step].items()}
-            for step in sorted(nested)
-        }
+        output: dict[int, dict[str, Any]] = {}
+        for source in ("log", "quantity") if metrics else ("quantity",):
+            nested: dict[int, dict[str, dict[str, dict[str, Any]]]] = {}
+            for one, step, value in found:
+                if one.source == source and not one.detail:
+                    keys = nested.setdefault(step, {}).setdefault(one.quantity, {})
+                    keys.setdefault(one.key, {})[one.parameter] = value
+            for step, names in nested.items():
+                values = {name: _value(keys, order) for name, keys in names.items()}
+                output.setdefault(step, {}).update(values)
+        return {step: output[step] for step in sorted(output)}
 
     def close(self) -> None:
         """Let go of the file."""
@@ -263,7 +268,12 @@ class RunFile:
         )
 
 
-def _check_file(path: Path) -> None:
+def start_of(path: Path) -> bytes:
+    """Return the first bytes of a file.
+
+    Raises:
+        NotARunFile: There is no such file, it cannot be read, or it is empty.
+    """
     if path.is_dir():
         raise NotARunFile(f"{path} is a folder, not a run file. Give the path of a file in it.")
     if not path.exists():
@@ -277,7 +287,16 @@ def _check_file(path: Path) -> None:
         raise NotARunFile(f"{path} cannot be read: {error}. Check its permissions.") from error
     if not start:
         raise NotARunFile(f"{path} is empty, not a run file. Remove it, or give another path.")
-    if start != b"SQLite format 3\0":
+    return start
+
+
+def is_database(start: bytes) -> bool:
+    """Return whether a file that starts so is one of SQLite."""
+    return start == b"SQLite format 3\0"
+
+
+def _check_file(path: Path) -> None:
+    if not is_database(start_of(path)):
         raise NotARunFile(
             f"{path} is not an SQLite database and so not a run file. "
             "Give the path that was passed to Cockpit(..., log=path)."

@@ -95,6 +95,17 @@ def test_a_dropped_recorder_keeps_nothing_alive():
         gc.enable()
 
 
+def test_the_model_does_not_keep_the_recorder_alive():
+    model = mlp()
+    recorder = Recorder(model)
+    output = model(random(2, 3))
+    gone = weakref.ref(recorder)
+    del recorder
+    assert gone() is None
+    output.sum().backward()
+    assert not model(random(2, 3))._backward_hooks
+
+
 def test_a_graph_dies_while_the_recorder_lives():
     gc.collect()
     gc.disable()

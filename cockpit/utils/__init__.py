@@ -1,0 +1,1 @@
+"""Where Cockpit 1.0 kept `configuration` and the schedules: the same names, from their own modules."""
