@@ -188,6 +188,26 @@ def read_individual_losses(losses: Any, batch_sizes: Collection[int]) -> Tensor 
     return losses
 
 
+def read_micro_batch(micro_batch: Any) -> tuple[int, int]:
+    """Return the number of a backward pass, and how many make up the step.
+
+    Raises:
+        InvalidArgument: if they are no such pair.
+    """
+    if micro_batch is None:
+        return 0, 1
+    try:
+        number, passes = (operator.index(value) for value in micro_batch)
+    except (TypeError, ValueError):
+        number, passes = 0, 0
+    if not 0 <= number < passes:
+        raise InvalidArgument(
+            "'micro_batch' must be a pair (k, K) with 0 <= k < K, the number of the backward pass and how "
+            f"many make up the step, got {micro_batch!r}."
+        )
+    return number, passes
+
+
 def _kind(value: Any) -> str:
     text = repr(value)
     return f"{type(value).__name__}: {text if len(text) <= 60 else text[:57] + '...'}"

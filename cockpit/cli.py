@@ -204,8 +204,9 @@ def _show(chosen: argparse.Namespace) -> None:
 def _plot(chosen: argparse.Namespace) -> None:
     from cockpit.run import open_run
 
-    picture = chosen.output or chosen.run.with_name(f"{chosen.run.name.removesuffix('.db')}.png")
-    drawn = _draw(open_run(chosen.run), picture, dark=chosen.dark)
+    run = open_run(chosen.run)
+    name = run.path.name.removesuffix(".db").removesuffix(".json")
+    drawn = _draw(run, chosen.output or run.path.with_name(f"{name}.png"), dark=chosen.dark)
     _say(_console(), str(drawn))
 
 
@@ -237,19 +238,19 @@ def _draw(run: Run, picture: Path, *, title: str | None = None, dark: bool = Fal
 
 def _header(run: Run) -> Iterator[str]:
     """Say in a few lines what a run is."""
-    from cockpit.log import RunFile
+    from cockpit.log import open_file
 
-    with RunFile(run.path) as file:
-        sizes = [math.prod(parameter.shape) for parameter in file.parameters]
+    with open_file(run.path) as file:
+        sizes = [math.prod(parameter.shape) for parameter in file.parameters if parameter.dtype]
+        count = len(file.parameters)
         status = file.status if file.status != "running" or file.is_live else NOT_CLOSED
     steps, settings = run.steps, run.settings
     yield f"Run        {run.path}, {status}"
     yield f"Steps      {len(steps)} tracked" + (
         f", {steps[0]} to {steps[-1]}" if len(steps) else ""
     )
-    yield (
-        f"Model      {settings.get('model') or 'not known'}, {len(sizes)} parameters "
-        f"with {sum(sizes)} elements"
+    yield f"Model      {settings.get('model') or 'not known'}, {count} parameters" + (
+        f" with {sum(sizes)} elements" if len(sizes) == count else ""
     )
     for optimizer in settings.get("optimizers") or ():
         yield f"Optimizer  {_options(optimizer)}"

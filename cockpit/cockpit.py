@@ -21,6 +21,7 @@ from cockpit._version import __version__
 from cockpit.arguments import (
     read_individual_losses,
     read_loss,
+    read_micro_batch,
     read_optimizers,
     read_parameters,
     read_quantity,
@@ -36,7 +37,7 @@ from cockpit.rows import rows_of
 
 logger = logging.getLogger("cockpit")
 
-INFO = ("loss", "individual_losses", "batch_size", "optimizer")
+INFO = ("loss", "individual_losses", "batch_size", "optimizer", "micro_batch")
 """Keys of `info` that mean something here; all others are passed on to the quantities."""
 
 
@@ -101,6 +102,8 @@ class Cockpit:
             )
         named, self._model = read_parameters(params)
         optimizers = read_optimizers(optimizer)
+        self._closed = False
+        self._skipped = -1  # the last step that was not tracked
         self._quantities: dict[str, Quantity] = {}
         self._in_forward: dict[str, Quantity] = {}
         self._expected: int | None = None
@@ -114,6 +117,8 @@ class Cockpit:
             seed=seed,
             on_results=self._take,
             on_untracked=self._note_untracked,
+            on_mismatch=self._note_mismatch,
+            on_doubt=self._note_doubt,
         )
         for quantity in quantities or ():
             self._enlist(quantity)
@@ -123,7 +128,6 @@ class Cockpit:
         self._recorded = -1
         self._warned: set[tuple[str, str]] = set()
         self._failures: list[str] = []
-        self._closed = False
         self._coupling_noted = False
         self._writer = RunWriter(
             log,
@@ -223,7 +227,9 @@ class Cockpit:
                 ``individual_losses``: the losses of the samples, `[N]`. ``batch_size``: number of
                     samples, where it
                 cannot be seen from the two others or the model's input. ``optimizer``: here or at
-                construction.
+                construction. ``micro_batch``: (k, K) where the batch comes in K backward passes,
+                this being number k, counted from 0. The values are then those of the whole batch;
+                until its last pass the inputs of the layers are kept.
             debug: Write what is computed at this step to the logger ``"cockpit"``.
             more: The same keys as keyword arguments.
 
@@ -248,6 +254,10 @@ class Cockpit:
                 "block first."
             )
         engine = self._engine
+        number, passes = read_micro_batch(info.get("micro_batch"))
+        if number > 0:
+            return self._resume(global_step, number, passes, info)
+        self._give_up_pause()
         if info.get("optimizer") is not None:
             engine.updates.add(read_optimizers(info["optimizer"]))
         if engine.start is None and self._from_start():
@@ -258,6 +268,7 @@ class Cockpit:
             if engine.recorder is not None:
                 engine.recorder.take_outputs()
             engine.forward.drop()
+            self._skipped = global_step
             return False
         if due and global_step <= self._last_tracked:
             raise InvalidArgument(
@@ -271,20 +282,13 @@ class Cockpit:
         if plan.others and self._model is not None:
             self._check_extended(plan.others)
         plan.require(info)
-        batch_size = info.get("batch_size")
-        known = engine.recorder.batch_sizes() if engine.recorder else set()
-        if batch_size is not None:
-            known = {batch_size}
-        loss = read_loss(info.get("loss"))
-        losses = read_individual_losses(info.get("individual_losses"), known)
-        if batch_size is None and losses is not None:
-            batch_size = len(losses)
+        loss, losses, batch_size = self._read_losses(info)
         step = Step(
             global_step,
             engine.parameters,
             None if loss is None else loss.detach().reshape(()),
             None if losses is None else losses.detach(),
-            batch_size or 0,
+            batch_size,
             {key: value for key, value in info.items() if key not in INFO},
         )
         if debug:
@@ -294,9 +298,50 @@ class Cockpit:
         if plan.wants_gradients:
             self._note_coupling(global_step)
         kept = merged(extensions)[0]
-        engine.enter(step, plan, loss, losses, tuple(kept))
+        engine.enter(step, plan, loss, losses, tuple(kept), passes)
         self._running = global_step
         return True
+
+    def _read_losses(self, info: Mapping[str, Any]) -> tuple[Tensor | None, Tensor | None, int]:
+        """Return the loss, the losses of the samples, and how many samples there are, 0 if unknown."""
+        batch_size = info.get("batch_size")
+        recorder = self._engine.recorder
+        known = recorder.batch_sizes() if recorder else set()
+        if batch_size is not None:
+            known = {batch_size}
+        loss = read_loss(info.get("loss"))
+        losses = read_individual_losses(info.get("individual_losses"), known)
+        if batch_size is None and losses is not None:
+            batch_size = len(losses)
+        return loss, losses, batch_size or 0
+
+    def _resume(self, global_step: int, number: int, passes: int, info: Mapping[str, Any]) -> bool:
+        """Enter a further backward pass of a step whose batch comes in several."""
+        pause = self._engine.pause
+        if pause is None and self._skipped == global_step:
+            return False
+        if pause != (global_step, number, passes):
+            expected = "no step is under way"
+            if pause is not None:
+                expected = f"next would be ({pause[1]}, {pause[2]}) of step {pause[0]}"
+            raise InvalidArgument(
+                f"micro_batch=({number}, {passes}) of step {global_step} is out of turn: {expected}. "
+                "The passes of a step are counted from 0 and come one after the other."
+            )
+        self._engine.plan.require(info)
+        self._engine.resume(*self._read_losses(info))
+        self._running = global_step
+        return True
+
+    def _give_up_pause(self) -> None:
+        """Note a step whose batch did not come as a whole."""
+        pause = self._engine.pause
+        if pause is not None:
+            step, number, passes = pause
+            reason = f"only {number} of {passes} micro-batches came"
+            self._engine.abort()
+            self._writer.note(step, "not-checked", "micro_batch", reason)
+            self._warn("micro_batch", "incomplete", f"Step {step} was not checked: {reason}.")
 
     def _from_start(self) -> bool:
         return any(
@@ -329,7 +374,8 @@ class Cockpit:
             if failed:
                 engine.abort()
                 return
-            engine.exit()
+            if not engine.exit():
+                return
             self._last_tracked = max(self._last_tracked, step)
             if self._recorded < step:
                 self._recorded = step
@@ -347,7 +393,9 @@ class Cockpit:
         if global_step is not None:
             due = {}
             for name, quantity in self._in_forward.items():
-                with suppress(Exception):  # a schedule may know no more steps; on entry it can say so
+                with suppress(
+                    Exception
+                ):  # a schedule may know no more steps; on entry it can say so
                     if quantity.is_due(global_step):
                         due[name] = quantity
         self._engine.expect(due, global_step)
@@ -415,6 +463,25 @@ class Cockpit:
             "Quantities made from "
             "individual gradients are those of the other parameters.",
         )
+
+    def _note_mismatch(self, step: int, parameter: str) -> None:
+        reason = (
+            "they do not add up to its gradient, so a part of that does not come through the output "
+            "of its module, such as a penalty on the weights in the loss, or a use of it elsewhere"
+        )
+        self._writer.note(step, "mismatch", parameter, reason)
+        self._warn(
+            parameter, reason, f"Step {step}: the individual gradients of {parameter}: {reason}."
+        )
+
+    def _note_doubt(self, step: int, times: float) -> None:
+        reason = (
+            f"it is {times:.3g} times the mean of the individual losses, neither a mean nor a sum of them, "
+            "so the scale of the individual gradients was guessed; say what it is with "
+            "Cockpit(..., reduction='mean' or reduction='sum')"
+        )
+        self._writer.note(step, "doubt", "loss", reason)
+        self._warn("loss", "doubt", f"Step {step}: the loss: {reason}.")
 
     def _warn(self, subject: str, reason: str, message: str) -> None:
         self._failures.append(message)

@@ -119,6 +119,44 @@ class CockpitPlotter:
             self._show(figure, block)
         return figure
 
+    def build_animation(
+        self, logpath: str | os.PathLike[str], duration: int = 200, loop: int = 0
+    ) -> Path:
+        """Write how the pictures grew as a GIF beside the run, with its name and ``.gif``.
+
+        The frames are drawn from the run itself: no pictures have to be saved in the training. Up
+        to 30 steps are shown, evenly spaced over the tracked ones, the first and the last included.
+
+        Args:
+            logpath: Path of the run file, or of the JSON of Cockpit 1.0.
+            duration: Milliseconds for which a frame is shown.
+            loop: How often the animation is played; 0 is for ever.
+
+        Returns:
+            Path of the GIF.
+
+        Raises:
+            NotARunFile: There is no run at that path.
+            InvalidArgument: Nothing has been tracked in it, or the arguments cannot be used.
+        """
+        from cockpit.plotting.animation import write_animation
+        from cockpit.run import open_run
+
+        run = open_run(logpath)
+        if not len(run.steps):
+            raise InvalidArgument(
+                f"{run.path} has no tracked steps yet, so nothing can be animated."
+            )
+        target = run.path.with_suffix(".gif")
+        write_animation(
+            lambda step: self.plot(run, show_plot=False, discard=step),
+            run.steps,
+            target,
+            duration=duration,
+            loop=loop,
+        )
+        return target
+
     def _figure(self, show_plot: bool) -> Figure:
         """Return the open window's figure, that of a new window, or one that no window shows."""
         if not show_plot or not _has_windows():

@@ -21,7 +21,15 @@ ECONOMY: tuple[type[Quantity], ...] = (
     quantities.UpdateSize,
 )
 
-PRESETS: dict[str, tuple[type[Quantity], ...]] = {"economy": ECONOMY}
+BUSINESS: tuple[type[Quantity], ...] = (*ECONOMY, quantities.TICDiag, quantities.HessTrace)
+
+FULL: tuple[type[Quantity], ...] = (*BUSINESS, quantities.HessMaxEV, quantities.GradHist2d)
+
+PRESETS: dict[str, tuple[type[Quantity], ...]] = {
+    "economy": ECONOMY,
+    "business": BUSINESS,
+    "full": FULL,
+}
 
 
 def configuration(
@@ -30,7 +38,9 @@ def configuration(
     """Return a set of quantities with their default settings.
 
     Args:
-        label: ``"economy"``: what can be left on in every training.
+        label: ``"economy"``: what can be left on in every training. ``"business"``: and curvature
+            from one more backward pass. ``"full"``: and the largest eigenvalue of the Hessian, from
+            several.
         track_schedule: On which steps they are tracked; every step unless told otherwise.
         verbose: Whether they print their values.
 

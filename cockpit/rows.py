@@ -42,5 +42,8 @@ def _leaves(value: Any, key: str = "", detail: bool = False) -> Iterator[Leaf]:
     elif isinstance(value, Mapping):
         for name, more in value.items():
             yield from _leaves(more, f"{key}/{name}" if key else str(name), detail)
+    elif isinstance(value, list | tuple) and any(isinstance(v, Tensor) for v in value):
+        for position, more in enumerate(value):
+            yield from _leaves(more, f"{key}/{position}" if key else str(position), detail)
     else:
         yield key, "", value, detail

@@ -25,6 +25,7 @@ __all__ = [
     "DotMean",
     "Gram",
     "Histogram1d",
+    "Histogram2d",
     "Mean",
     "MinMax",
     "Need",
@@ -156,6 +157,32 @@ class Histogram1d(Transform):
         edges = bin_edges(self.range, self.bins, gradients.dtype, gradients.device)
         quota = None if self.samples is None else gradients.batch.quota(self.samples)
         return gradients.histogram(edges, quota)
+
+
+@dataclass(frozen=True)
+class Histogram2d(Transform):
+    """Counts of the pairs (g_id, θ_d) of a gradient's and the parameter's values.
+
+    Args:
+        bins: Number of bins of the gradients and of the parameter.
+        range: Where the first bins begin and the last ones end, of both.
+        samples: Bound on the number of pairs that are looked at, over all parameters together;
+            ``None`` for all.
+    """
+
+    bins: tuple[int, int] = (40, 50)
+    range: tuple[tuple[float, float], tuple[float, float]] = ((-1.0, 1.0), (-2.0, 2.0))
+    samples: int | None = None
+
+    def __call__(self, gradients: IndividualGradients) -> Histogram:
+        """Return the counts, int64 `[bins_x, bins_y]`."""
+        assert gradients.parameter is not None
+        x_edges, y_edges = (
+            bin_edges(limits, bins, gradients.dtype, gradients.device)
+            for limits, bins in zip(self.range, self.bins, strict=True)
+        )
+        quota = None if self.samples is None else gradients.batch.quota(self.samples)
+        return gradients.joint_histogram(gradients.parameter, (x_edges, y_edges), quota)
 
 
 def bin_edges(

@@ -64,6 +64,10 @@ OPTIMIZERS: dict[str, Callable[[Iterable[Tensor]], torch.optim.Optimizer]] = {
 }
 
 
+Outputs = dict[str, tuple[str, Tensor]]
+"""Class and output of every module without submodules, by name."""
+
+
 @dataclass
 class Truth:
     """One step, by brute force."""
@@ -74,6 +78,8 @@ class Truth:
     loss: Tensor  # as it is backpropagated
     before: dict[str, Tensor]
     start: dict[str, Tensor]
+    outputs: Outputs = field(default_factory=dict)
+    attention: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # logits, weights
     grad: dict[str, Tensor] = field(default_factory=dict)  # what the optimizer gets
     lr: float = 0.0
     adam: dict[str, Tensor] | None = None  # bias-corrected second moments after the step
@@ -122,6 +128,34 @@ def copies(model: nn.Module) -> dict[str, Tensor]:
     return {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
 
 
+def listen(model: nn.Module, outputs: Outputs) -> None:
+    """Keep copies of the outputs of the modules that have no submodules."""
+
+    def hook(name: str) -> Callable[..., None]:
+        def keep(module: nn.Module, args: Any, output: Tensor) -> None:
+            outputs[name] = type(module).__name__, output.detach().clone()
+
+        return keep
+
+    for name, module in model.named_modules():
+        if not list(module.children()):
+            module.register_forward_hook(hook(name))
+
+
+@torch.no_grad()
+def attention(model: nn.Module, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the logits of the encoder's attention, and the weights as the module returns them, [N, heads, T, T]."""
+    if not isinstance(model, Encoder):
+        return {}
+    module, h = model.block.self_attn, model.tokens(x)
+    weights = module(h, h, h, average_attn_weights=False)[1]
+    q, k, _ = (h @ module.in_proj_weight.T + module.in_proj_bias).chunk(3, dim=-1)
+    logits = [
+        q[..., 4 * i : 4 * i + 4] @ k[..., 4 * i : 4 * i + 4].transpose(1, 2) / 2 for i in range(2)
+    ]
+    return {"block.self_attn": (torch.stack(logits, dim=1), weights)}
+
+
 def train(
     kind: str,
     quantities: Iterable[Quantity],
@@ -141,18 +175,23 @@ def train(
     opt = OPTIMIZERS[optimizer](model.parameters())
     watch = Cockpit(model, quantities, optimizer=opt if optimizer_known else None, **arguments)
     start, truths = copies(model), []
+    outputs: Outputs = {}
+    listen(model, outputs)
     for step in range(steps):
         x, y = inputs(batch_size), torch.randint(3, (batch_size,))
         opt.zero_grad()
+        weights, gradients = attention(model, x), individual_gradients(model, x, y)
         losses = F.cross_entropy(model(x), y, reduction="none")
         loss = losses.mean() if reduction == "mean" else losses.sum()
         truth = Truth(
             list(start),
-            individual_gradients(model, x, y),
+            gradients,
             losses.detach(),
             loss.detach(),
             copies(model),
             start,
+            dict(outputs),
+            weights,
         )
         with watch(step, loss=loss, individual_losses=losses):
             loss.backward()

@@ -14,12 +14,23 @@ from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 
 from cockpit.engine.forward import ForwardWatch
+from cockpit.engine.live import Live, Pass
 from cockpit.engine.needs import AlongUpdate, InForward, Moment, Next, OfUpdate
 from cockpit.engine.plan import Computation, Plan
-from cockpit.engine.scale import LossScale
-from cockpit.engine.step import Live, Missing, NotChecked, PerParameter, Step
+from cockpit.engine.scale import AccumulatedScale, LossScale
+from cockpit.engine.step import Missing, NotChecked, PerParameter, Step
 from cockpit.engine.update import UpdateWatch
-from cockpit.gradients import Batch, Call, Collector, HandleFeed, IndividualGradients, Recorder
+from cockpit.errors import Unsupported
+from cockpit.gradients import (
+    Batch,
+    Call,
+    Collector,
+    HandleFeed,
+    IndividualGradients,
+    Recorder,
+    joint,
+    plain_arithmetic,
+)
 from cockpit.transforms import Need
 
 SAVEFIELD = "grad_batch_transforms"
@@ -41,10 +52,21 @@ class _Open:
     name: str
     quantity: Computation
     needs: tuple[Need, ...]
+    memory: Any
     step: Step
 
     def next_needs(self) -> list[Next]:
         return [n for n in self.needs if isinstance(n, Next) and n not in self.step.values]
+
+
+@dataclass
+class _Part:
+    """One of the backward passes of a batch that comes in several ones."""
+
+    scale: LossScale
+    size: int
+    individual_losses: Tensor | None
+    handles: dict[str, IndividualGradients] = field(default_factory=dict)
 
 
 @dataclass
@@ -55,8 +77,13 @@ class _Running:
     plan: Plan
     collector: Collector
     kept: tuple[str, ...]  # functions of the user's, whose results stay on the parameters
+    scale: LossScale = field(default_factory=lambda: LossScale(None, None))  # of this pass
     cleanup: ExitStack = field(default_factory=ExitStack)
     early: bool = False  # whether gradients reached a layer before they reached the loss
+    parts: list[_Part] = field(default_factory=list)  # of a batch that comes in several passes
+    remaining: int = 0  # how many passes are still to come
+    fault: str | None = None  # why the individual gradients cannot be trusted as a whole
+    refused: set[str] = field(default_factory=set)  # parameters without individual gradients
 
 
 class Engine:
@@ -71,6 +98,10 @@ class Engine:
         seed: Of the random numbers that are drawn.
         on_untracked: Called with the name of a parameter whose individual gradients cannot be had,
             and the reason.
+        on_mismatch: Called with the name of a parameter whose individual gradients do not add up to
+            its gradient.
+        on_doubt: Called with the ratio of the loss to the mean of the samples' losses, where it is
+            neither that of a mean nor that of a sum.
     """
 
     def __init__(
@@ -83,6 +114,8 @@ class Engine:
         seed: int,
         on_results: Callable[[list[Result]], None],
         on_untracked: Callable[[int, str, str], None],
+        on_mismatch: Callable[[int, str], None],
+        on_doubt: Callable[[int, float], None],
     ) -> None:
         self.parameters = dict(parameters)
         self._model = model
@@ -90,6 +123,7 @@ class Engine:
         self._sizes = tuple(p.numel() for p in self.parameters.values())
         self._memory_budget, self._reduction, self._seed = memory_budget, reduction, seed
         self._on_results, self._on_untracked = on_results, on_untracked
+        self._on_mismatch, self._on_doubt = on_mismatch, on_doubt
         self.recorder = None if model is None else Recorder(model)
         self.forward = ForwardWatch(self.recorder)
         self.updates = UpdateWatch(self.parameters, self._observe_update)
@@ -97,11 +131,15 @@ class Engine:
         self._carried: dict[Need, Any] = {}
         self._memories: dict[str, Any] = {}
         self._running: _Running | None = None
+        self._paused: _Running | None = None
         self._open: list[_Open] = []
         self._waiting: dict[str, IndividualGradients] = {}
         self._waiting_step: Step | None = None
         self._update: PerParameter | None = None
         self._results: list[Result] = []
+        self._unchecked = set(self.parameters)  # whose individual gradients were not summed yet
+        self._reduction_checked = False
+        self._arriving: dict[str, Tensor] = {}
         self._refused: set[str] = set()  # modules that a quantity cannot have, once noted
 
     # -- before the backward pass -----------------------------------------------------------------
@@ -157,29 +195,58 @@ class Engine:
         loss: Tensor | None,
         individual_losses: Tensor | None,
         kept: tuple[str, ...] = (),
+        passes: int = 1,
     ) -> None:
-        """Get ready for the backward pass of a step."""
+        """Get ready for the backward pass of a step, the first one if there are several."""
         step.start = self.start or {}
         step.carried = self._carried
         step.optimizers = self.updates.optimizers
-        step.scale = LossScale(loss, individual_losses, self._reduction)
         running = _Running(step, plan, Collector(self._make_batch, self._reduce), kept)
-        running.cleanup.callback(step.scale.close)
+        running.remaining = passes - 1
         self._running = running
         try:
             if loss is not None:
-                outputs = None if self.recorder is None else self.recorder.take_outputs()
-                step.live = Live(loss, individual_losses, self._model, outputs)
+                step.live = self._live(step, loss, individual_losses)
             self._take_forward(running)
-            self._observe(Moment.ENTRY)
+            with backpack(retain_graph=True):  # its hooks would drop what the user's pass needs
+                self._observe(Moment.ENTRY)
             step.live = None
-            if plan.wants_gradients:
-                self._listen(running)
-            elif plan.others:
-                running.cleanup.enter_context(backpack(*plan.others))
+            self._begin_pass(running, loss, individual_losses, passes > 1)
         except BaseException:
             self.abort()
             raise
+
+    def resume(
+        self, loss: Tensor | None, individual_losses: Tensor | None, batch_size: int
+    ) -> None:
+        """Get ready for a further backward pass of the step that is under way."""
+        running = self._paused
+        assert running is not None
+        self._running, self._paused = running, None
+        running.remaining -= 1
+        running.collector = Collector(self._make_batch, self._reduce)
+        running.step.batch_size = batch_size
+        if self.recorder is not None:
+            self.recorder.take_outputs()
+        self._begin_pass(running, loss, individual_losses, True)
+
+    def _begin_pass(
+        self,
+        running: _Running,
+        loss: Tensor | None,
+        individual_losses: Tensor | None,
+        is_part: bool,
+    ) -> None:
+        scale = LossScale(loss, individual_losses, self._reduction)
+        running.step.scale = running.scale = scale
+        running.cleanup.callback(scale.close)
+        if is_part:
+            losses = None if individual_losses is None else individual_losses.detach()
+            running.parts.append(_Part(scale, 0, losses))
+        if running.plan.wants_gradients:
+            self._listen(running)
+        elif running.plan.others:
+            running.cleanup.enter_context(backpack(*running.plan.others))
 
     def _take_forward(self, running: _Running) -> None:
         step, plan = running.step, running.plan
@@ -193,33 +260,98 @@ class Engine:
                     missing = Missing(reason, usual=True)
                     self._results.append(Result(step.global_step, subject, missing))
 
+    def _live(self, step: Step, loss: Tensor, individual_losses: Tensor | None) -> Live:
+        outputs = None if self.recorder is None else self.recorder.take_outputs()
+        sizes = set() if self.recorder is None else self.recorder.batch_sizes()
+        if not step.batch_size and len(sizes) == 1:
+            step.batch_size = sizes.pop()
+        return Live(
+            loss,
+            individual_losses,
+            self._model,
+            step.info.get("outputs", outputs),
+            self.parameters,
+            step.batch_size,
+            self._reduction,
+            self._seed + step.global_step,
+            partial(self._reduced, step),
+        )
+
+    def _reduced(
+        self, step: Step, run: Pass, reduction: Callable[[IndividualGradients], Any]
+    ) -> PerParameter:
+        """Run a backward pass of ours, and reduce the individual gradients that it brings, as they are."""
+        values = PerParameter()
+
+        def make_batch(call: Call) -> Batch:
+            size, seed = step.batch_size or len(call.input), self._seed + step.global_step
+            return Batch(size, 1.0, self._memory_budget, seed, self._sizes)
+
+        def keep(parameter: nn.Parameter, handle: IndividualGradients) -> None:
+            if parameter in self._names:
+                values[self._names[parameter]] = reduction(handle)
+                handle.release()
+
+        collector = Collector(make_batch, keep)
+        if self.recorder is None:
+            with backpack(HandleFeed(collector.add), retain_graph=True):
+                arrived = run()
+        else:
+            self.recorder.listen(collector.add)
+            try:
+                arrived = run()
+            finally:
+                self.recorder.stop()
+        for tracked, gradient in zip(self.parameters.values(), arrived, strict=True):
+            if gradient is not None:
+                collector.complete(tracked)
+        if collector.batch is None:
+            raise NotChecked(
+                "no layer reported its gradient: give the model as Cockpit(model, ...), or extend it "
+                "with backpack.extend(model) before the forward pass"
+            )
+        collector.finish(self.parameters.values())
+        for parameter, why in collector.refused.items():
+            if parameter in self._names:
+                self._on_untracked(step.global_step, self._names[parameter], why)
+        return PerParameter((name, values[name]) for name in self.parameters if name in values)
+
     def _listen(self, running: _Running) -> None:
         extensions: Sequence[BackpropExtension] = running.plan.others
+        collector, cleanup = running.collector, running.cleanup
+        # Accumulating its gradient is the last thing that happens to a parameter in a backward pass
+        # (except that BackPACK's hooks may come later).
+        accumulated = collector.complete
         if self.recorder is None:
-            extensions = [HandleFeed(running.collector.add), *extensions]
+            extensions = [HandleFeed(collector.add), *extensions]
+            accumulated = collector.note_accumulated
         else:
-            self.recorder.listen(running.collector.add)
-            running.cleanup.callback(self.recorder.stop)
-            for parameter in self.parameters.values():
-                # Accumulating its gradient is the last thing that happens to a parameter in a
-                # backward pass.
-                if parameter.requires_grad:
-                    hook = parameter.register_post_accumulate_grad_hook(running.collector.complete)
-                    running.cleanup.callback(hook.remove)
+            self.recorder.listen(collector.add)
+            cleanup.callback(self.recorder.stop)
+        for name, parameter in self.parameters.items():
+            if not parameter.requires_grad:
+                continue
+            cleanup.callback(parameter.register_post_accumulate_grad_hook(accumulated).remove)
+            if name in self._unchecked:
+                self._unchecked.discard(name)
+                see = partial(self._arriving.__setitem__, name)
+                cleanup.callback(parameter.register_hook(see).remove)
         if extensions:
-            running.cleanup.enter_context(backpack(*extensions))
+            cleanup.enter_context(backpack(*extensions))
 
     # -- during the backward pass -----------------------------------------------------------------
 
     def _make_batch(self, call: Call) -> Batch:
         assert self._running is not None
         step = self._running.step
-        assert step.scale is not None
         self._infer_batch_size(step)
         if not step.batch_size:
             step.batch_size = len(call.input)
-        self._running.early = not step.scale.seen
-        return self._batch(step)
+        self._running.early = not self._running.scale.seen
+        return self._batch(self._running)
+
+    def _seed_of(self, step: Step) -> int:
+        return self._seed + step.global_step
 
     def _infer_batch_size(self, step: Step) -> None:
         if step.batch_size or self.recorder is None:
@@ -230,13 +362,13 @@ class Engine:
         if len(sizes) == 1:
             step.batch_size = sizes.pop()
 
-    def _batch(self, step: Step) -> Batch:
-        assert step.scale is not None
+    def _batch(self, running: _Running) -> Batch:
+        step = running.step
         return Batch(
             step.batch_size,
-            step.scale.of_samples(step.batch_size),
+            running.scale.of_samples(step.batch_size),
             self._memory_budget,
-            self._seed + step.global_step,
+            self._seed_of(step),
             self._sizes,
         )
 
@@ -245,8 +377,32 @@ class Engine:
         name = self._names.get(parameter)
         if name is None or self._running is None:
             return
-        plan, values = self._running.plan, self._running.step.values
         handle.name = name
+        if name in self._arriving:
+            self._check_sum(handle, self._arriving.pop(name))
+        if self._running.parts:
+            handle.release()
+            self._running.parts[-1].handles[name] = handle
+        else:
+            self._meet_all(parameter, handle)
+
+    def _check_sum(self, handle: IndividualGradients, arrived: Tensor) -> None:
+        """Compare the individual gradients with the gradient, the first time that a parameter is tracked."""
+        if arrived.is_sparse or handle.batch.size == 0:
+            return
+        gradient = arrived.to(handle.dtype) * (handle.batch.scale / handle.batch.size)
+        difference = torch.linalg.vector_norm(handle.mean() - gradient)
+        digits = torch.finfo(arrived.dtype).eps
+        allowed = 10 * digits**0.5 * torch.linalg.vector_norm(gradient)
+        allowed = allowed + 1e3 * digits * handle.square_norms().mean().sqrt()
+        if bool(difference > allowed):
+            assert self._running is not None
+            self._on_mismatch(self._running.step.global_step, handle.name)
+
+    def _meet_all(self, parameter: Tensor, handle: IndividualGradients) -> None:
+        assert self._running is not None
+        name = handle.name
+        plan, values = self._running.plan, self._running.step.values
         for transform in plan.transforms:
             self._meet(values, transform, name, partial(handle.apply, transform))
         for need in plan.along_previous:
@@ -274,20 +430,43 @@ class Engine:
 
     def abort(self) -> None:
         """Leave a step without its results: something went wrong in the user's code."""
-        running, self._running = self._running, None
+        running, self._running, self._paused = self._running, None, None
         self._waiting.clear()
+        self._arriving.clear()
         if running is not None:
             running.cleanup.close()
 
-    def exit(self) -> None:
-        """Finish a step after its backward pass."""
+    @property
+    def pause(self) -> tuple[int, int, int] | None:
+        """The step of which further backward passes are to come, the next one's number, and their count."""
+        if self._paused is None:
+            return None
+        done = len(self._paused.parts)
+        return self._paused.step.global_step, done, done + self._paused.remaining
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the step of which further backward passes are to come."""
+        assert self._paused is not None
+        return self._paused.plan
+
+    def exit(self) -> bool:
+        """Finish a backward pass; return whether it was the last one of its step."""
         running = self._running
         assert running is not None
         step, plan = running.step, running.plan
         running.cleanup.close()
         self._infer_batch_size(step)
         if plan.wants_gradients:
-            self._finish_gradients(running)
+            self._finish_pass(running)
+        self._arriving.clear()
+        if running.parts:
+            running.parts[-1].size = step.batch_size
+            if running.remaining:
+                self._running, self._paused = None, running
+                return False
+            self._join(running)
+        self._put_in_order(running)
         self._observe(Moment.EXIT)
         self._running = None
         for entry in self._open:
@@ -295,7 +474,8 @@ class Engine:
                 missing = Missing("the next step did not deliver what it needs")
                 entry.step.values[need] = step.values.get(need.need, missing)
         self._open += [
-            _Open(name, quantity, plan.needs_of[name], step) for name, quantity in plan.due.items()
+            _Open(name, quantity, plan.needs_of[name], self._memories.get(name), step)
+            for name, quantity in plan.due.items()
         ]
         if plan.along_update or plan.of_update:
             self._waiting_step = step
@@ -305,34 +485,67 @@ class Engine:
         self._compute()
         self._drop_saved(plan, running.kept)
         self._flush()
+        return True
 
-    def _finish_gradients(self, running: _Running) -> None:
-        step, plan, collector = running.step, running.plan, running.collector
-        assert step.scale is not None
-        known = collector.batch or (self._batch(step) if step.batch_size else None)
-        tracked = [p for p in self.parameters.values() if p.requires_grad]
-        collector.finish(tracked, known)
-        reason = self._fault(running)
+    def _finish_pass(self, running: _Running) -> None:
+        """Take what no layer reported in time, and note what cannot be had."""
+        step, collector = running.step, running.collector
+        known = collector.batch or (self._batch(running) if step.batch_size else None)
+        collector.finish([p for p in self.parameters.values() if p.requires_grad], known)
+        running.fault = running.fault or self._fault(running)
+        if running.fault is not None:
+            return
+        if not self._reduction_checked:
+            self._reduction_checked = True
+            times = running.scale.doubt(step.batch_size)
+            if times is not None:
+                self._on_doubt(step.global_step, times)
         for parameter, why in collector.refused.items():
-            if parameter in self._names:
-                self._on_untracked(step.global_step, self._names[parameter], why)
+            name = self._names.get(parameter)
+            if name is not None:
+                running.refused.add(name)
+                self._on_untracked(step.global_step, name, why)
+
+    def _join(self, running: _Running) -> None:
+        """Put the parts of a batch that came in several passes together."""
+        step, parts = running.step, running.parts
+        scale = AccumulatedScale([(part.scale, part.size or 1) for part in parts])
+        step.scale, step.loss = scale, scale.loss()
+        step.batch_size = sum(part.size for part in parts)
+        losses = [part.individual_losses for part in parts if part.individual_losses is not None]
+        step.individual_losses = torch.cat(losses) if len(losses) == len(parts) else None
+        batch = Batch(step.batch_size, 1.0, self._memory_budget, self._seed_of(step), self._sizes)
+        factors = scale.factors()
+        for name, parameter in self.parameters.items():
+            handles = [part.handles[name] for part in parts if name in part.handles]
+            if len(handles) == len(parts):
+                with plain_arithmetic(parameter.device):
+                    self._meet_all(parameter, joint(batch, handles, factors))
+
+    def _put_in_order(self, running: _Running) -> None:
+        """Give the values that were met parameter by parameter the order of the model."""
+        step, plan = running.step, running.plan
+        for name in running.refused:
+            self._waiting.pop(name, None)
         for need in [*plan.transforms, *plan.along_previous]:
             value = step.values.get(need)
-            if reason is not None:
-                step.values[need] = Missing(reason)
-            elif not value:
-                step.values[need] = Missing("no parameter has individual gradients in this step")
-            elif not isinstance(value, Missing):
-                ordered = ((name, value[name]) for name in self.parameters if name in value)
-                step.values[need] = PerParameter(ordered)
-        if reason is not None:
+            if running.fault is not None:
+                step.values[need] = Missing(running.fault)
+            elif isinstance(value, Missing):
+                continue
+            else:
+                step.values[need] = PerParameter(
+                    (name, value[name])
+                    for name in self.parameters
+                    if value and name in value and name not in running.refused
+                ) or Missing("no parameter has individual gradients in this step")
+        if running.fault is not None:
             self._waiting.clear()
-            step.values |= {need: Missing(reason) for need in plan.along_update}
+            step.values |= {need: Missing(running.fault) for need in plan.along_update}
 
     def _fault(self, running: _Running) -> str | None:
         """Return why the individual gradients cannot be trusted as a whole, if so."""
-        scale, collector = running.step.scale, running.collector
-        assert scale is not None
+        scale, collector = running.scale, running.collector
         if collector.batch is None and self.recorder is None:
             return (
                 "no layer reported to BackPACK: the cockpit was given bare parameters, and then "
@@ -367,6 +580,8 @@ class Engine:
             return observe()
         except NotChecked as error:
             return Missing(str(error), error.usual)
+        except Unsupported as error:
+            return Missing(str(error))
         except Exception as error:
             return Missing(f"{need}: {type(error).__name__}: {error}")
 
@@ -431,8 +646,8 @@ class Engine:
                 if not entry.step.has(entry.needs):
                     continue
                 try:
-                    memory = self._memories.get(entry.name)
-                    self._memories[entry.name] = entry.quantity.remember(entry.step, memory)
+                    entry.step.memory = entry.memory
+                    self._memories[entry.name] = entry.quantity.remember(entry.step)
                     value = entry.quantity.compute(entry.step)
                 except NotChecked as error:
                     self._fail(entry, str(error), usual=error.usual)

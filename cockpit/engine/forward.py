@@ -56,13 +56,15 @@ class ForwardWatch:
         """
         needs = list(needs)
         values: dict[Need, Any] = {need: self._value(need) for need in needs}
-        refused = {need: self._refused[need] for need in needs if need in self._refused}
+        refused: dict[Need, dict[str, str]] = {
+            need: self._refused[need] for need in needs if need in self._refused
+        }
         self.drop()
         return values, refused
 
     def drop(self) -> None:
         """Forget what was seen, and look away from now on."""
-        self.expect((), "")
+        self.expect((), "the step before it failed on entry")
 
     def _value(self, need: InForward) -> Any:
         if self._recorder is None:

@@ -118,9 +118,9 @@ class Next(Need):
 
 @dataclass(frozen=True)
 class MiniBatchLoss(Observation):
-    """The mini-batch loss, `[]`."""
+    """The loss of the mini-batch, of the whole one with accumulation, `[]`."""
 
-    moment = Moment.ENTRY
+    moment = Moment.EXIT
     info = ("loss",)
 
     def observe(self, step: Step) -> Tensor:

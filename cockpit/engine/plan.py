@@ -28,7 +28,7 @@ class Computation(Protocol):
     def needs_at(self, global_step: int, memory: Any) -> tuple[Need, ...]:
         """Return what it asks for at a step, given what it remembers."""
 
-    def remember(self, step: Step, memory: Any) -> Any:
+    def remember(self, step: Step) -> Any:
         """Return what it wants to remember from a step on."""
 
     def compute(self, step: Step) -> Any:

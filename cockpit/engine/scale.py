@@ -8,6 +8,7 @@ sample's weight.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ class LossScale:
     def __init__(
         self, loss: Tensor | None, individual_losses: Tensor | None, reduction: str | None = None
     ) -> None:
-        self._loss = None if loss is None else loss.detach()
+        self._loss = None if loss is None else loss.detach().reshape(())
         self._individual = None if individual_losses is None else individual_losses.detach()
         self._said = reduction
         self.factor: Tensor | None = None
@@ -57,6 +58,12 @@ class LossScale:
         self._hooks.clear()
 
     @property
+    def loss(self) -> Tensor:
+        """The loss, without its graph, `[]`."""
+        assert self._loss is not None
+        return self._loss
+
+    @property
     def seen(self) -> bool:
         """Whether what can be known is known: the gradient has passed the loss, or the loss has none."""
         return self.factor is not None or not self.expected
@@ -75,6 +82,23 @@ class LossScale:
             return torch.where(to_sum < to_mean, float(batch_size), 1.0)
         return 1.0
 
+    def doubt(self, batch_size: int) -> float | None:
+        """Return how many times the mean of the samples' losses the loss is, where that says neither.
+
+        None where it is close enough to 1 (a mean) or to N (a sum), or not known at all. This waits
+        for the device.
+        """
+        if self._said is not None or batch_size < 2 or self._individual is None:
+            return None
+        if self.weights is not None and self.factor is not None:
+            times = float(self.weights.sum() / self.factor)
+        else:
+            times = float(self.loss / self._individual.mean())
+        if not 0 < times < math.inf:
+            return None
+        place = math.log(times) / math.log(batch_size)  # 0 for a mean, 1 for a sum
+        return times if 0.35 < place < 0.65 else None
+
     def of_samples(self, batch_size: int) -> Tensor | float:
         """Return what a sample's share in the gradient is multiplied with to give g_i."""
         factor = 1.0 if self.factor is None else self.factor
@@ -86,3 +110,55 @@ class LossScale:
             return 1.0
         n = self.weights.numel()
         return self.weights * (n / (self.factor * self.reduction(n)))
+
+
+class AccumulatedScale:
+    """The same for a batch whose samples came in several backward passes.
+
+    The loss of the whole is what the passes together backpropagate: the sum of the parts' losses
+    times the factors on them. Its unit is the sum of the factors where the parts are means, and the
+    mean factor where they are sums.
+
+    Args:
+        parts: What was seen of each part, and its number of samples.
+    """
+
+    def __init__(self, parts: Sequence[tuple[LossScale, int]]) -> None:
+        self._parts = list(parts)
+        self._given = [1.0 if scale.factor is None else scale.factor for scale, _ in parts]
+        self._sum = sum(self._given)
+        self.batch_size = sum(size for _, size in parts)
+
+    def _choose(self, of_mean: Tensor | float, of_sum: Tensor | float) -> Tensor | float:
+        scale, size = self._parts[0]
+        r = scale.reduction(size)
+        if isinstance(r, Tensor):
+            return torch.where(r == 1, of_mean, of_sum)
+        return of_mean if r == 1 else of_sum
+
+    def reduction(self, batch_size: int) -> Tensor | float:
+        """Return r of the whole: 1 for means, N for sums."""
+        return self._choose(1.0, float(batch_size))
+
+    def factors(self) -> list[Tensor | float]:
+        """Return what each part's g_i and ℓ_i are multiplied with to be those of the whole."""
+        return [
+            self._choose(
+                self.batch_size / size * given / self._sum, len(self._parts) * given / self._sum
+            )
+            for given, (_, size) in zip(self._given, self._parts, strict=True)
+        ]
+
+    def loss(self) -> Tensor:
+        """Return the loss of the whole, `[]`."""
+        losses = [scale.loss for scale, _ in self._parts]
+        total = sum(given * loss for given, loss in zip(self._given, losses, strict=True))
+        return torch.as_tensor(total / self._choose(self._sum, self._sum / len(losses)))
+
+    def sample_weights(self) -> Tensor:
+        """Return what the individual losses are multiplied with to give ℓ_i, `[N]`."""
+        weights = [
+            torch.as_tensor(scale.sample_weights() * factor, device=scale.loss.device).expand(size)
+            for (scale, size), factor in zip(self._parts, self.factors(), strict=True)
+        ]
+        return torch.cat(weights)

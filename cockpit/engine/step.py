@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cockpit.engine.scale import LossScale
+from cockpit.engine.live import Live
+from cockpit.engine.scale import AccumulatedScale, LossScale
 from cockpit.errors import CockpitError
 from cockpit.transforms import Need
 
@@ -61,23 +62,6 @@ class NotChecked(CockpitError):
         self.usual = usual
 
 
-@dataclass(frozen=True)
-class Live:
-    """The loss and what it came from, in their graph.
-
-    Args:
-        loss: The tensor on which ``backward()`` will be called.
-        individual_losses: The losses of the samples, `[N]`, where they were given.
-        model: The model, where it was given.
-        outputs: What the model returned in its last forward pass, where some quantity asked for it.
-    """
-
-    loss: Tensor
-    individual_losses: Tensor | None
-    model: nn.Module | None
-    outputs: Any
-
-
 @dataclass
 class Step:
     """One tracked step.
@@ -93,6 +77,7 @@ class Step:
         scale: How the loss went into the backward pass; None before it.
         values: What the needs of the quantities were met with.
         live: The loss and what it came from with their graphs, before the backward pass only.
+        memory: What the quantity that is being computed remembered when the step began.
         carried: What needs have kept for themselves from earlier steps, by need.
         optimizers: The optimizers that are known.
         at_optimizer_step: Whether the update is being observed right after the optimizer's step, when
@@ -106,9 +91,10 @@ class Step:
     batch_size: int = 0
     info: Mapping[str, Any] = field(default_factory=dict)
     start: Mapping[str, Tensor] = field(default_factory=dict)
-    scale: LossScale | None = None
+    scale: LossScale | AccumulatedScale | None = None
     values: dict[Need, Any] = field(default_factory=dict)
     live: Live | None = None
+    memory: Any = None
     carried: dict[Need, Any] = field(default_factory=dict)
     optimizers: Sequence[Any] = ()
     at_optimizer_step: bool = False

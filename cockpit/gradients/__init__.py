@@ -1,10 +1,11 @@
 """Individual gradients: one gradient per sample of the mini-batch, from the model as it is, without storing them."""
 
 from cockpit.gradients.batch import MEMORY_BUDGET, Batch
-from cockpit.gradients.collector import Collector
+from cockpit.gradients.collector import Collector, plain_arithmetic
 from cockpit.gradients.extension import BatchGradTransforms, HandleFeed
 from cockpit.gradients.handle import Dense, IndividualGradients, Sum, Zero
 from cockpit.gradients.histogram import Histogram
+from cockpit.gradients.joint import joint
 from cockpit.gradients.recorder import Recorder
 from cockpit.gradients.rules import Call, find_rule, rule_for
 
@@ -22,5 +23,7 @@ __all__ = [
     "Sum",
     "Zero",
     "find_rule",
+    "joint",
+    "plain_arithmetic",
     "rule_for",
 ]

@@ -45,7 +45,7 @@ class Collector:
         """Take in the gradients that arrived at the output of a module."""
         module = call.module
         own = {n: p for n, p in module.named_parameters(recurse=False) if p.requires_grad}
-        with _plain_arithmetic(next(iter(own.values())).device):
+        with plain_arithmetic(next(iter(own.values())).device):
             try:
                 if self._batch is None:
                     self._batch = self._make_batch(call)
@@ -87,15 +87,23 @@ class Collector:
 
     def complete(self, parameter: nn.Parameter) -> None:
         """Hand over the individual gradients of a parameter whose gradient has been accumulated."""
-        self._accumulated.add(parameter)
+        self.note_accumulated(parameter)
         self._deliver(parameter)
+
+    def note_accumulated(self, parameter: nn.Parameter) -> None:
+        """Note that a parameter has got a gradient, of which parts may still arrive."""
+        self._accumulated.add(parameter)
 
     def _deliver(self, parameter: nn.Parameter) -> None:
         parts = self._parts.pop(parameter, None)
         if parts and parameter not in self.refused:
             self._done.add(parameter)
-            with _plain_arithmetic(parameter.device):
-                self._on_complete(parameter, joined(parts))
+            with plain_arithmetic(parameter.device):
+                self._hand_over(parameter, joined(parts))
+
+    def _hand_over(self, parameter: nn.Parameter, handle: IndividualGradients) -> None:
+        handle.parameter = parameter
+        self._on_complete(parameter, handle)
 
     def finish(self, parameters: Iterable[nn.Parameter], batch: Batch | None = None) -> None:
         """Hand over what is left; parameters that had no part in the backward pass have zero gradients."""
@@ -115,8 +123,7 @@ class Collector:
                 continue
             self._done.add(parameter)
             dtype = torch.promote_types(parameter.dtype, torch.float32)
-            zero = Zero(batch, parameter.shape, dtype, parameter.device)
-            self._on_complete(parameter, zero)
+            self._hand_over(parameter, Zero(batch, parameter.shape, dtype, parameter.device))
 
     @property
     def batch(self) -> Batch | None:
@@ -136,7 +143,7 @@ def joined(parts: list[IndividualGradients]) -> IndividualGradients:
 
 
 @contextmanager
-def _plain_arithmetic(device: torch.device) -> Iterator[None]:
+def plain_arithmetic(device: torch.device) -> Iterator[None]:
     """Compute without a graph, and in the precision of the tensors even where the backward pass runs under autocast."""
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         yield

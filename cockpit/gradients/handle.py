@@ -8,7 +8,7 @@ a closed form for.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,18 @@ from cockpit.gradients.histogram import Histogram, bin_counts, bin_index
 if TYPE_CHECKING:
     from cockpit.gradients.rules import Call
     from cockpit.transforms import Transform
+
+
+class Sample(NamedTuple):
+    """Values g_id that were drawn.
+
+    Args:
+        values: The values, `[..., m]`.
+        elements: Which elements d of the flattened parameter they belong to, `[m]`.
+    """
+
+    values: Tensor
+    elements: Tensor
 
 
 class IndividualGradients:
@@ -40,6 +52,7 @@ class IndividualGradients:
         self.device = device
         self._whole: Tensor | None = None
         self.name = ""  # of the parameter, where the names are known
+        self.parameter: Tensor | None = None  # itself, once all its parts have arrived
         self._applied: dict[Transform, Any] = {}
         self.calls: list[Call] = []  # the calls of modules that this comes from
 
@@ -191,29 +204,42 @@ class IndividualGradients:
         """
         edges = edges.to(device=self.device, dtype=self.dtype)
         if samples is not None and samples < self.total:
-            return Histogram.of(self.sample(samples), edges).scaled_to(self.total)
+            return Histogram.of(self.sample(samples).values, edges).scaled_to(self.total)
         counts = torch.zeros(edges.numel(), dtype=torch.int64, device=self.device)
         for _, rows in self._rows():
             counts += bin_counts(rows, edges)
         return Histogram(counts[:-1], counts[-1], self.total)
 
-    def joint_histogram(self, parameter: Tensor, edges: tuple[Tensor, Tensor]) -> Histogram:
-        """Count the pairs (g_id, θ_d), int64 `[bins_x, bins_y]`, in the bins between two sets of edges."""
+    def joint_histogram(
+        self, parameter: Tensor, edges: tuple[Tensor, Tensor], samples: int | None = None
+    ) -> Histogram:
+        """Count the pairs (g_id, θ_d), int64 `[bins_x, bins_y]`, in the bins between two sets of edges.
+
+        Args:
+            parameter: The values θ, `[*shape]`.
+            edges: Those of the gradients and those of the parameter, as in `histogram`.
+            samples: Bound on the number of pairs that are drawn, as in `histogram`.
+        """
         x_edges, y_edges = (e.to(device=self.device, dtype=self.dtype) for e in edges)
         y = bin_index(parameter.detach().to(self.dtype).reshape(-1), y_edges)
         shape = len(x_edges), len(y_edges)
         counts = torch.zeros(shape[0] * shape[1], dtype=torch.int64, device=self.device)
+        if samples is not None and samples < self.total:
+            drawn = self.sample(samples)
+            pairs = bin_index(drawn.values, x_edges) * shape[1] + y[drawn.elements]
+            counts += torch.bincount(pairs.reshape(-1), minlength=counts.numel())
+            return Histogram.joint(counts.reshape(shape), drawn.values.numel(), self.total)
         for _, rows in self._rows():
             for row in rows:
                 pairs = bin_index(row, x_edges) * shape[1] + y
                 counts += torch.bincount(pairs, minlength=counts.numel())
-        return Histogram.joint(counts.reshape(shape), self.total)
+        return Histogram.joint(counts.reshape(shape), self.total, self.total)
 
-    def sample(self, count: int) -> Tensor:
-        """Draw about `count` of the values g_id, each with the same probability, `[drawn]`.
+    def sample(self, count: int) -> Sample:
+        """Draw about `count` of the values g_id, each with the same probability.
 
         Here: elements at random, of all samples where those fit into memory and of a few at random
-            otherwise.
+        otherwise.
         """
         generator = self.batch.generator(self.device)
         if self._whole is None and not self.fits:
@@ -226,7 +252,7 @@ class IndividualGradients:
         index = torch.randint(
             rows.numel(), (min(count, rows.numel()),), generator=generator, device=self.device
         )
-        return rows[index]
+        return Sample(rows[index], index % self.numel)
 
 
 class Dense(IndividualGradients):
@@ -286,17 +312,15 @@ class Zero(IndividualGradients):
         one = Histogram.of(self._empty(1), edges.to(self.device))
         return Histogram(one.counts * self.total, one.nonfinite, self.total)
 
-    def joint_histogram(self, parameter: Tensor, edges: tuple[Tensor, Tensor]) -> Histogram:
+    def joint_histogram(
+        self, parameter: Tensor, edges: tuple[Tensor, Tensor], samples: int | None = None
+    ) -> Histogram:
         """Pair every parameter with N zeros."""
         x_edges, y_edges = (e.to(device=self.device, dtype=self.dtype) for e in edges)
         table = torch.zeros(len(x_edges), len(y_edges), dtype=torch.int64, device=self.device)
         values = parameter.detach().to(self.dtype)
         table[bin_index(self._empty(), x_edges)] = bin_counts(values, y_edges) * self.batch.size
-        return Histogram.joint(table, self.total)
-
-    def sample(self, count: int) -> Tensor:
-        """Return `count` zeros."""
-        return self._empty(count)
+        return Histogram.joint(table, self.total, self.total)
 
 
 class Sum(IndividualGradients):

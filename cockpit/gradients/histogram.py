@@ -50,8 +50,13 @@ class Histogram:
         return Histogram(scaled[:-1], scaled[-1], self.drawn)
 
     @classmethod
-    def joint(cls, table: Tensor, drawn: int) -> Histogram:
-        """Take the counts of pairs, `[bins_x + 1, bins_y + 1]`, whose last row and column are non-finite."""
+    def joint(cls, table: Tensor, drawn: int, total: int) -> Histogram:
+        """Take the counts of pairs, `[bins_x + 1, bins_y + 1]`, whose last row and column are non-finite.
+
+        They are scaled from the number of pairs that were drawn to their total.
+        """
+        if drawn not in (0, total):
+            table = scale_counts(table.reshape(-1), total, drawn).reshape(table.shape)
         finite = table[:-1, :-1]
         return cls(finite.contiguous(), table.sum() - finite.sum(), drawn)
 

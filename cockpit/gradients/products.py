@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cockpit.gradients.batch import Batch
-from cockpit.gradients.handle import IndividualGradients
+from cockpit.gradients.handle import IndividualGradients, Sample
 
 
 class Products(IndividualGradients):
@@ -169,7 +169,7 @@ class Products(IndividualGradients):
         a, b = self._factors()
         return (a.abs().amax(2) * b.abs().amax(2)).max()
 
-    def sample(self, count: int) -> Tensor:
+    def sample(self, count: int) -> Sample:
         """Draw values of all samples, from some rows and columns of the parameter's matrix.
 
         Rows and columns are drawn at random, the same for every sample, which makes every value as
@@ -188,7 +188,12 @@ class Products(IndividualGradients):
         column = torch.randperm(self.inputs, generator=generator, device=self.device)[:columns]
         b = self.b[:, :, row].reshape(-1, rows, self.positions)
         a = self.columns(column).reshape(-1, columns, self.positions)
-        return torch.bmm(b, a.mT).reshape(-1)
+        group = torch.arange(self.groups, device=self.device).reshape(-1, 1, 1)
+        elements = (
+            group * self.outputs + row.unsqueeze(1)
+        ) * self.inputs + column  # [G, rows, columns]
+        values = torch.bmm(b, a.mT).reshape(self.batch.size, -1)
+        return Sample(values, elements.reshape(-1))
 
     def columns(self, index: Tensor) -> Tensor:
         """Return some of the inputs of every sample, `[N, G, len(index), T]`."""

@@ -111,7 +111,9 @@ class Rows(IndividualGradients):
             counted.drawn + self._zeros,
         )
 
-    def joint_histogram(self, parameter: Tensor, edges: tuple[Tensor, Tensor]) -> Histogram:
+    def joint_histogram(
+        self, parameter: Tensor, edges: tuple[Tensor, Tensor], samples: int | None = None
+    ) -> Histogram:
         """Pair the values of the rows with the parameters there, and all others with zeros."""
         x_edges, y_edges = (e.to(device=self.device, dtype=self.dtype) for e in edges)
         y = bin_index(parameter.detach().to(self.dtype), y_edges)[self.index]  # [R, E]
@@ -121,4 +123,4 @@ class Rows(IndividualGradients):
         zeros = bin_counts(parameter.detach().to(self.dtype), y_edges) * self.batch.size
         zeros -= torch.bincount(y.reshape(-1), minlength=shape[1])
         table[bin_index(self._empty(), x_edges)] += zeros
-        return Histogram.joint(table, self.total)
+        return Histogram.joint(table, self.total, self.total)

@@ -29,6 +29,9 @@ from cockpit.log.schema import Event, ParameterInfo, Series
 MAX_BYTES = 2 * 2**30
 """Larger files are not read: such an object is in memory as a whole, several times its size."""
 
+MAX_DIMENSIONS = 32
+"""More are no array here; some versions of numpy do not have more."""
+
 METRICS = frozenset(
     {
         "epoch_count",
@@ -220,13 +223,10 @@ class JsonFile:
             np.array([number for number, _ in found], dtype=np.int64),
             [len(steps) for _, (steps, _) in found],
         )
-        columns = (
-            np.concatenate(
-                [np.array(column[place], dtype) for _, column in found] or [np.array([], dtype)]
-            )
-            for place, dtype in enumerate((np.int64, np.float64))
-        )
-        return (ids, *columns)
+        steps = [np.array(column, np.int64) for _, (column, _) in found]
+        values = [np.array(column, np.float64) for _, (_, column) in found]
+        none = np.zeros(0)
+        return ids, np.concatenate([none.astype(np.int64), *steps]), np.concatenate([none, *values])
 
     def arrays(self, quantity: str | None = None) -> Iterator[tuple[Series, int, np.ndarray]]:
         """Yield series, step and array, ordered by series and step.
@@ -365,10 +365,9 @@ def _array(values: list[Any]) -> Any:
     if kinds <= {int, float, bool, NoneType}:
         return _floats(values)
     parts = [_array(item) if isinstance(item, list) else item for item in values]
-    if len({part.shape if isinstance(part, np.ndarray) else None for part in parts}) == 1:
-        with suppress(ValueError):  # too many dimensions
-            return np.stack(parts) if isinstance(parts[0], np.ndarray) else parts
-    return parts
+    shapes = {part.shape if isinstance(part, np.ndarray) else None for part in parts}
+    alike = shapes.pop() if len(shapes) == 1 else None
+    return np.stack(parts) if alike is not None and len(alike) < MAX_DIMENSIONS else parts
 
 
 def _floats(values: list[Any]) -> Any:

@@ -180,15 +180,16 @@ class RunFile:
             scalars = zip(*(column.tolist() for column in self.scalars()), strict=True)
             found = [(series[i], step, value) for i, step, value in scalars] + list(self.arrays())
         output: dict[int, dict[str, Any]] = {}
-        for source in ("log", "quantity") if metrics else ("quantity",):
+        for source in ("quantity", "log") if metrics else ("quantity",):
             nested: dict[int, dict[str, dict[str, dict[str, Any]]]] = {}
             for one, step, value in found:
                 if one.source == source and not one.detail:
                     keys = nested.setdefault(step, {}).setdefault(one.quantity, {})
                     keys.setdefault(one.key, {})[one.parameter] = value
             for step, names in nested.items():
-                values = {name: _value(keys, order) for name, keys in names.items()}
-                output.setdefault(step, {}).update(values)
+                of_step = output.setdefault(step, {})
+                for name, keys in names.items():
+                    of_step.setdefault(name, _value(keys, order))
         return {step: output[step] for step in sorted(output)}
 
     def close(self) -> None:
@@ -311,4 +312,22 @@ def _value(keys: dict[str, dict[str, Any]], order: dict[str, int]) -> Any:
         else [parts[name] for name in sorted(parts, key=lambda name: order.get(name, len(order)))]
         for key, parts in keys.items()
     }
-    return values[""] if list(values) == [""] else values
+    if list(values) == [""]:
+        return values[""]
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        *path, last = key.split("/")
+        place = nested
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return _lists(nested)
+
+
+def _lists(nested: Any) -> Any:
+    """Turn dictionaries with the keys 0, 1, ... back into the lists that they were."""
+    if not isinstance(nested, dict):
+        return nested
+    values = {key: _lists(value) for key, value in nested.items()}
+    numbered = [str(position) for position in range(len(values))]
+    return list(values.values()) if sorted(values, key=len) == numbered else values

@@ -61,13 +61,13 @@ class Quantity:
         """
         return self.needs()
 
-    def remember(self, step: Step, memory: Any) -> Any:
-        """Return what to hand to later steps: a value that can be saved, such as tensors in a dict.
+    def remember(self, step: Step) -> Any:
+        """Return what to hand to later steps: a value that can be saved, such as numbers in a dict.
 
-        It is called once for each step that is computed, before `compute`; a quantity itself holds
-        no state.
+        It is called once for each step that is computed, before `compute`. What was remembered
+        when the step began is ``step.memory``; a quantity itself holds no state.
         """
-        return memory
+        return step.memory
 
     def compute(self, step: Step) -> Any:
         """Return the value at a step, from the step's values of the needs alone.

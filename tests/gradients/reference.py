@@ -204,7 +204,7 @@ def agree(handle: IndividualGradients, g: Tensor, theta: Tensor, tolerance: floa
         joint = handle.joint_histogram(theta, (EDGES, EDGES / 3))
         assert torch.equal(joint.counts, joint_counts(g, theta, (EDGES, EDGES / 3)))
         assert joint.nonfinite == 0
-        values = handle.sample(20)
+        values = handle.sample(20).values.reshape(-1)
         assert values.numel() > 0
         distance = (values.unsqueeze(1) - g.reshape(-1)).abs().amin(1).max()
         assert distance <= tolerance * largest

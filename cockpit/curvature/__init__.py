@@ -1,0 +1,19 @@
+"""Curvature of the loss: products of Hessian and GGN with vectors, eigenvalues, traces, diagonals."""
+
+from cockpit.curvature.ggn import sampled_backward
+from cockpit.curvature.heads import Head, blocks_of, closed_forms
+from cockpit.curvature.lanczos import Krylov, Spectrum, extremes
+from cockpit.curvature.products import GGN, Curvature, Hessian
+
+__all__ = [
+    "GGN",
+    "Curvature",
+    "Head",
+    "Hessian",
+    "Krylov",
+    "Spectrum",
+    "blocks_of",
+    "closed_forms",
+    "extremes",
+    "sampled_backward",
+]

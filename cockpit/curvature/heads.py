@@ -1,0 +1,288 @@
+"""The heads of losses: their Hessians with respect to the model's outputs, and vectors with these as covariance.
+
+Losses that end in a log-softmax on which they depend linearly (cross-entropy with class weights,
+ignored targets, smoothed or soft labels, any mask or mean behind it) or in squares are recognised in
+the graph, and need one backward pass. The Hessian of any other convex loss is computed by
+differentiating twice, as far as it consists of small blocks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cockpit.errors import Unsupported
+
+LINEAR = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        Add Alias BackwardHookFunction Cat Clone CopyBackwards Diagonal Expand Flip Gather Index
+        IndexSelect MaskedFill MaskedSelect Mean Narrow Neg NllLoss NllLoss2D Permute Repeat
+        ReshapeAlias Roll Select Slice Split SplitWithSizes Squeeze Stack Sub Sum T ToCopy
+        Transpose Unbind Unfold UnsafeView Unsqueeze View Where
+        """,
+    )
+)
+"""Operations that are linear in all their differentiable arguments."""
+
+BILINEAR = frozenset({"Mul", "Div", "Dot", "Mv", "Mm", "Bmm"})
+"""Operations that are linear where only one of their arguments is differentiable."""
+
+Draw = Callable[[Any, "tuple[Tensor | None, ...]", torch.Generator], Tensor]
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last nonlinear operation of a loss, a node of the graph.
+
+    Args:
+        node: The node.
+        kind: ``"softmax"`` or ``"squares"``.
+    """
+
+    node: Any
+    kind: str
+
+    def sample(self, arrived: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw s with E[s sᵀ] = H, the Hessian of the loss with respect to the node's input.
+
+        Args:
+            arrived: Gradient of the loss with respect to the node's output.
+            generator: Where the random numbers come from.
+        """
+        sample = _sample_softmax if self.kind == "softmax" else _sample_squares
+        return sample(self.node, arrived.detach(), generator)
+
+
+def _name(node: Any) -> str:
+    return re.sub(r"Backward\d*$", "", node.name().split("::")[-1])
+
+
+def _parents(node: Any) -> list[Any]:
+    return [parent for parent, _ in node.next_functions if parent is not None]
+
+
+def _is_linear(node: Any) -> bool:
+    name = _name(node)
+    return name in LINEAR or (name in BILINEAR and len(_parents(node)) == 1)
+
+
+def _kind(node: Any) -> str | None:
+    name = _name(node)
+    if name == "LogSoftmax":
+        return "softmax"
+    if name == "MseLoss" and len(_parents(node)) == 1:
+        return "squares"
+    if name == "Pow" and getattr(node, "_saved_exponent", None) == 2:
+        return "squares"
+    return None
+
+
+def closed_forms(loss: Tensor, outputs: Tensor | None) -> list[Head] | None:
+    """Return the heads that the loss consists of, or None if it has another form.
+
+    Args:
+        loss: The loss, in its graph.
+        outputs: The model's outputs. Between a head and these there may be only linear operations,
+            or else it would be another GGN. Without them, the input of a softmax or of a
+            mean-squared error is taken for what the model puts out.
+    """
+    end = None if outputs is None else outputs.grad_fn
+    heads: list[Head] = []
+    seen: set[Any] = set()
+    stack = [loss.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if end is not None and node is end:
+            continue  # linear in the outputs: no curvature
+        kind = _kind(node)
+        if kind is not None:
+            if not (_leads_to(node, end) if end is not None else _name(node) != "Pow"):
+                return None
+            heads.append(Head(node, kind))
+        elif _is_linear(node):
+            stack += _parents(node)
+        else:
+            return None
+    return heads
+
+
+def _leads_to(head: Any, end: Any) -> bool:
+    """Whether all that a head is computed from comes from the outputs, by linear operations."""
+    seen: set[Any] = set()
+    stack = _parents(head)
+    while stack:
+        node = stack.pop()
+        if node is end or node in seen:
+            continue
+        seen.add(node)
+        if not _is_linear(node):
+            return False
+        stack += _parents(node)
+    return True
+
+
+def _sample_softmax(node: Any, arrived: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw √ω (p − e_ŷ) with ŷ ~ p, whose covariance is ω (diag(p) − ppᵀ), for every position.
+
+    Here −ω is the sum of what arrives at a position's log-probabilities: the loss is linear in
+    these, and each has the second derivative −(diag(p) − ppᵀ).
+    """
+    p = node._saved_result.detach().exp()
+    dim = node._saved_dim
+    dim = dim - 2**64 if dim >= 2**63 else dim
+    weight = -arrived.to(p.dtype).sum(dim, keepdim=True)
+    # The largest of p / e with exponential e is at c with probability p_c.
+    race = torch.empty_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
+    drawn = (p / race.exponential_(generator=generator)).argmax(dim, keepdim=True)
+    root = _root(weight)
+    return (p * root).scatter_add_(dim, drawn, -root)
+
+
+def _sample_squares(node: Any, arrived: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw √h ε with random signs ε, whose covariance is diag(h)."""
+    inputs = node._saved_self.detach()
+    weight = 2 * arrived
+    if getattr(node, "_saved_reduction", 0) == 1:
+        weight = weight / inputs.numel()
+    return (_root(weight) * signs(inputs, generator)).expand_as(inputs)
+
+
+def signs(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw random signs, in the shape of a tensor."""
+    bits = torch.randint(2, like.shape, generator=generator, device=like.device)
+    return (2 * bits - 1).to(like.dtype)
+
+
+def _root(weight: Tensor) -> Tensor:
+    if bool((weight < 0).any()):
+        raise Unsupported(NOT_CONVEX)
+    return weight.sqrt()
+
+
+NOT_CONVEX = (
+    "the loss is not convex in the model's outputs, so its GGN is not a sum of squares; "
+    "HessTrace(curvature='hutchinson') takes the Hessian itself"
+)
+
+LARGEST_BLOCK = 512
+"""Largest block of the loss's Hessian that is computed: it takes as many passes through the head."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A loss's Hessian with respect to the outputs, block-diagonal.
+
+    Args:
+        values: The blocks, `[..., K, K]`, or the diagonal `[...]` where the blocks are scalars.
+        arrange: Brings the outputs into the shape `[..., K]`.
+        restore: Brings them back.
+    """
+
+    values: Tensor
+    arrange: Callable[[Tensor], Tensor]
+    restore: Callable[[Tensor], Tensor]
+    diagonal: bool
+
+    def factor(self) -> Tensor:
+        """Return S with S Sᵀ = H for each block; `[..., K, K]`, or `[...]`."""
+        precise = self.values.to(torch.promote_types(self.values.dtype, torch.float32))
+        if self.diagonal:
+            self._check(precise)
+            return precise.clamp(min=0).sqrt()
+        values, vectors = torch.linalg.eigh(precise)
+        self._check(values)
+        return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
+
+    @staticmethod
+    def _check(values: Tensor) -> None:
+        eps = torch.finfo(values.dtype).eps
+        if bool(values.min() < -1e3 * eps * values.abs().max()):
+            raise Unsupported(NOT_CONVEX)
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        """Draw s with E[s sᵀ] = H, in the shape of the outputs."""
+        factor = self.factor()
+        if self.diagonal:
+            return self.restore(factor * signs(factor, generator))
+        noise = signs(factor[..., 0, :], generator)
+        return self.restore((factor @ noise.unsqueeze(-1)).squeeze(-1))
+
+
+def blocks_of(loss: Tensor, outputs: Tensor, generator: torch.Generator) -> Blocks:
+    """Compute the Hessian of a loss with respect to the outputs, by differentiating twice.
+
+    It is taken for diagonal, or for made of one block for each position, or for each sample; the
+    first of these that a product with a random vector confirms.
+
+    Args:
+        loss: The loss, in its graph.
+        outputs: The model's outputs, `[N, ...]`, in the graph.
+        generator: Where the random vector comes from.
+
+    Raises:
+        Unsupported: if none is confirmed, or a block were too large.
+    """
+    with torch.enable_grad(), torch.autocast(outputs.device.type, enabled=False):
+        (slope,) = torch.autograd.grad(loss.sum(), outputs, create_graph=True, allow_unused=True)
+
+    def product(vector: Tensor) -> Tensor:
+        if slope is None or not slope.requires_grad:
+            return torch.zeros_like(outputs)
+        (result,) = torch.autograd.grad(
+            slope, outputs, vector.to(slope), retain_graph=True, allow_unused=True
+        )
+        return torch.zeros_like(outputs) if result is None else result.detach()
+
+    shape = outputs.shape
+    noise = torch.randn(shape, generator=generator, device=outputs.device).to(outputs)
+    expected = product(noise)
+    diagonal = product(torch.ones_like(outputs))
+    if _close(diagonal * noise, expected):
+        return Blocks(diagonal, _same, _same, diagonal=True)
+    for arrange, restore in _arrangements(shape):
+        size = arrange(noise).shape[-1]
+        if size > LARGEST_BLOCK:
+            continue
+        columns = []
+        for k in range(size):
+            unit = torch.zeros_like(arrange(noise))
+            unit[..., k] = 1
+            columns.append(arrange(product(restore(unit))))
+        values = torch.stack(columns, dim=-1)  # [..., K, K]
+        if _close((values @ arrange(noise).unsqueeze(-1)).squeeze(-1), arrange(expected)):
+            return Blocks((values + values.mT) / 2, arrange, restore, diagonal=False)
+    raise Unsupported(
+        f"the loss's Hessian with respect to the outputs {list(shape)} is not made of blocks of at "
+        f"most {LARGEST_BLOCK} for each sample: the loss couples the samples, or the outputs are too "
+        "many; HessTrace(curvature='hutchinson') does without it"
+    )
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _arrangements(
+    shape: torch.Size,
+) -> Iterator[tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]:
+    """Yield ways to see the outputs as `[..., K]`: classes last, classes second, whole samples."""
+    yield _same, _same
+    if len(shape) > 2:
+        yield lambda t: t.movedim(1, -1), lambda t: t.movedim(-1, 1)
+        yield lambda t: t.reshape(shape[0], -1), lambda t: t.reshape(shape)
+
+
+def _close(actual: Tensor, expected: Tensor) -> bool:
+    tolerance = torch.finfo(actual.dtype).eps ** 0.5
+    size = torch.linalg.vector_norm(expected)
+    return bool(torch.linalg.vector_norm(actual - expected) <= tolerance * size)

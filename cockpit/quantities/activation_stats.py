@@ -1,0 +1,203 @@
+"""Statistics of the modules' outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cockpit.engine.needs import InForward
+from cockpit.engine.step import NotChecked, PerModule, Step
+from cockpit.errors import InvalidArgument, InvalidType
+from cockpit.gradients import Call
+from cockpit.quantities.quantity import Quantity
+from cockpit.transforms import Need
+
+Which = type[nn.Module] | str
+
+HANDING_ON = (nn.Flatten, nn.Identity, nn.Unflatten)
+"""Modules whose output has the values of their input."""
+
+UNITS_LAST = (
+    nn.Linear,
+    nn.LayerNorm,
+    nn.Embedding,
+    *([nn.RMSNorm] if hasattr(nn, "RMSNorm") else []),
+)
+"""Modules whose units are in the last dimension of the output, however many it has."""
+
+UNITS_SECOND = (
+    nn.modules.conv._ConvNd,
+    nn.modules.batchnorm._NormBase,
+    nn.GroupNorm,
+)
+"""Modules whose units are channels, in the second dimension of the output."""
+
+BOUNDED: dict[type[nn.Module], tuple[float, float]] = {
+    nn.Sigmoid: (0.5, 0.475),
+    nn.Tanh: (0.0, 0.95),
+}
+"""Centre of the range, and the distance from it beyond which less than a tenth of the slope is left."""
+
+
+@dataclass(frozen=True)
+class OutputStatistics(InForward):
+    """Statistics of the output of every module, each `[]`.
+
+    Args:
+        tau: See `ActivationStats`.
+        modules: See `ActivationStats`.
+    """
+
+    tau: float
+    modules: tuple[Which, ...] | None
+
+    def see(self, name: str, call: Call, output: Any) -> dict[str, Tensor] | None:
+        """Return the statistics by their names."""
+        if not self._includes(name.partition("#")[0], call.module):
+            return None
+        if not isinstance(output, Tensor) or not output.is_floating_point():
+            return None
+        if output.dim() == 0 or output.numel() == 0:
+            return None
+        h = output.detach()
+        if h.dtype in (torch.float16, torch.bfloat16):
+            h = h.float()
+        return statistics(h, units_of(call.module, h), self.tau) | saturation(call.module, h)
+
+    def _includes(self, name: str, module: nn.Module) -> bool:
+        if self.modules is None:
+            leaf = next(module.children(), None) is None
+            return leaf and not isinstance(module, HANDING_ON)
+        return any(
+            fnmatchcase(name, which) if isinstance(which, str) else isinstance(module, which)
+            for which in self.modules
+        )
+
+
+def statistics(h: Tensor, units: int, tau: float) -> dict[str, Tensor]:
+    """Return what can be said of any output."""
+    mean = h.mean()
+    squares = (h - mean).square_()
+    variance = squares.mean()
+    others = [dim for dim in range(h.dim()) if dim != units]
+    activity = h.abs().mean(others) if others else h.abs()
+    average = activity.mean()
+    dormant = activity <= tau * average
+    return {
+        "mean": mean,
+        "std": variance.sqrt(),
+        "rms": (mean.square() + variance).sqrt(),
+        "kurtosis": squares.square_().mean() / variance.square() - 3,
+        "zeros": (h.numel() - h.count_nonzero()) / h.numel(),
+        # What is not finite is not dormant; it makes this share NaN rather than smaller.
+        "dormant": dormant.to(h.dtype).mean() + 0 * average,
+    }
+
+
+def saturation(module: nn.Module, h: Tensor) -> dict[str, Tensor]:
+    """Return the share of saturated values, for modules with a bounded range."""
+    for kind, (centre, limit) in BOUNDED.items():
+        if isinstance(module, kind):
+            return {"saturated": ((h - centre).abs() > limit).to(h.dtype).mean()}
+    return {}
+
+
+def units_of(module: nn.Module, h: Tensor) -> int:
+    """Return the dimension of the output that the units are in."""
+    if h.dim() > 2 and isinstance(module, UNITS_SECOND):
+        return 1
+    return 1 if h.dim() > 3 and not isinstance(module, UNITS_LAST) else h.dim() - 1
+
+
+@dataclass(frozen=True)
+class ActivationStats(Quantity):
+    r"""Statistics of the outputs of the modules, at the moment at which each was computed.
+
+    Formula: over all elements :math:`h` of a module's output, ``mean`` :math:`\bar h`, ``std``
+    :math:`\sqrt{m_2}`, ``rms`` :math:`\sqrt{\overline{h^2}}` and ``kurtosis`` :math:`m_4 / m_2^2 -
+    3` (that of a normal distribution is 0; NaN for a constant output), with :math:`m_k =
+    \overline{(h - \bar h)^k}`. ``zeros``: the share of elements that are exactly 0. ``saturated``,
+    for ``nn.Sigmoid`` and ``nn.Tanh`` only: the share of elements at which less than a tenth of the
+    slope in the middle is left, :math:`\lvert h - 1/2 \rvert > 0.475` and :math:`\lvert h \rvert >
+    0.95`. ``dormant``: the share of units k with :math:`\overline{\lvert h_k \rvert} \le \tau`
+    times the mean of that over the units.
+
+    A unit is a channel, in dimension 1, for convolutions, batch, instance and group norms, and for
+    any output of four dimensions or more; it is an entry of the last dimension for the others, and
+    for linear layers, embeddings and layer norms whatever the number of dimensions.
+
+    How to read it: an ``std`` that grows or shrinks from layer to layer points at the
+    initialisation. ``zeros`` near 1 after a ReLU, and ``dormant`` units that do not come back, are
+    dead ones: capacity that is lost, often by too large a step. Saturated units pass no gradient
+    on. A large ``kurtosis`` tells of a few outliers, which low precision does not bear.
+
+    Source: dormant units: Sokar, Agarwal, Castro & Evci (2023), arXiv:2302.12902;
+    saturation: Glorot & Bengio (2010).
+
+    Args:
+        track_schedule: On which steps it is tracked.
+        verbose: Whether to print the value.
+        tau: Activity of a unit, relative to the average unit of its module, up to which it counts
+            as dormant. 0 counts only those that are silent on the whole batch.
+        modules: Which modules: classes, and patterns of names such as ``"encoder.*.relu"``. Unless
+            told otherwise, those without submodules, but not those that only hand their input on
+            (``nn.Flatten``, ``nn.Unflatten``, ``nn.Identity``). Of either, those whose output is one
+            floating-point tensor.
+
+    Raises:
+        InvalidType: if `modules` holds anything but classes and names.
+        InvalidArgument: if `tau` is negative, or `modules` is empty.
+    """
+
+    tau: float = 0.025
+    modules: Sequence[Which] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        if not self.tau >= 0:
+            raise InvalidArgument(f"ActivationStats needs a tau of at least 0, got {self.tau!r}.")
+        if self.modules is None:
+            return
+        if isinstance(self.modules, str) or not isinstance(self.modules, Sequence):
+            raise InvalidType(
+                "ActivationStats takes modules as a list, of classes such as nn.ReLU and of names "
+                f"such as 'encoder.*', got {self.modules!r}. Write modules=[{self.modules!r}]."
+            )
+        for which in self.modules:
+            is_class = isinstance(which, type) and issubclass(which, nn.Module)
+            if not is_class and not isinstance(which, str):
+                raise InvalidType(
+                    "ActivationStats takes modules as classes of modules and as names such as "
+                    f"'encoder.*', got {which!r}."
+                )
+        if not self.modules:
+            raise InvalidArgument(
+                "ActivationStats got an empty list of modules. Leave modules=None for all of them."
+            )
+        object.__setattr__(self, "modules", tuple(self.modules))
+
+    @property
+    def outputs(self) -> OutputStatistics:
+        """The need of these settings."""
+        return OutputStatistics(self.tau, None if self.modules is None else tuple(self.modules))
+
+    def needs(self) -> tuple[Need, ...]:
+        """Return the statistics of these settings."""
+        return (self.outputs,)
+
+    def compute(self, step: Step) -> dict[str, PerModule]:
+        """Return the statistics, by their names and by module, each `[]`."""
+        of_modules: PerModule = step[self.outputs]
+        if not of_modules:
+            which = "" if self.modules is None else f" of those in modules={self.modules!r}"
+            raise NotChecked(f"no module{which} was called that returns one floating-point tensor")
+        statistics: dict[str, PerModule] = {}
+        for module, of_one in of_modules.items():
+            for name, value in of_one.items():
+                statistics.setdefault(name, PerModule())[module] = value
+        return statistics

@@ -1,0 +1,68 @@
+"""The largest eigenvalue of the Hessian."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cockpit.engine.curvature import HessianExtremes
+from cockpit.engine.step import Step
+from cockpit.errors import InvalidArgument
+from cockpit.quantities.quantity import Outcome, Quantity
+from cockpit.transforms import Need
+
+
+@dataclass(frozen=True)
+class HessMaxEV(Quantity):
+    r"""Algebraically largest eigenvalue of the Hessian of the mini-batch loss: its sharpness.
+
+    Formula: :math:`\max_{\lVert v \rVert = 1} v^\top \nabla^2 L \, v`, for the mean loss, by Lanczos
+    iteration that starts from the eigenvectors of the step before. Beside it, in the run file: the
+    eigenvalue of the largest magnitude (``magnitude``, with its sign), the number of ``products``
+    with the Hessian, the ``residual`` :math:`\lVert \nabla^2 L \, v - \lambda v \rVert`, and whether
+    the tolerance was met (``converged``).
+
+    How to read it: gradient descent with learning rate :math:`\eta` is stable up to :math:`2 / \eta`,
+    and full-batch training tends to rise until there. A sudden growth precedes divergence.
+
+    Source: Lanczos (1950); Cohen et al. (2021), arXiv:2103.00065, for the edge of stability.
+
+    Args:
+        track_schedule: On which steps it is tracked.
+        verbose: Whether to print the value.
+        tol: Relative error of the eigenvalue that is accepted.
+        use_power: Taken for the sake of older scripts; Lanczos iteration always serves.
+        max_products: Number of products with the Hessian after which the search is given up.
+    """
+
+    tol: float = 1e-3
+    use_power: bool = False
+    max_products: int = 100
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        if not 0 <= self.tol < 1:
+            raise InvalidArgument(f"HessMaxEV needs a tol in [0, 1), got tol={self.tol!r}.")
+        if self.max_products < 1:
+            raise InvalidArgument(
+                f"HessMaxEV needs max_products of at least 1, got {self.max_products!r}."
+            )
+
+    @property
+    def extremes(self) -> HessianExtremes:
+        """The search of these settings."""
+        return HessianExtremes(self.tol, self.max_products)
+
+    def needs(self) -> tuple[Need, ...]:
+        """Return the search."""
+        return (self.extremes,)
+
+    def compute(self, step: Step) -> Outcome:
+        """Return the eigenvalue; what else the search found in the details."""
+        found = step[self.extremes]
+        details = {
+            "magnitude": found.magnitude,
+            "products": found.products,
+            "residual": found.residual,
+            "converged": found.converged,
+        }
+        return Outcome(found.largest, details)
