@@ -166,6 +166,7 @@ def train(
     batch_size: int = 6,
     seed: int = 0,
     optimizer_known: bool = True,
+    seed_of_samples: int = 0,
     **arguments: Any,
 ) -> tuple[list[Truth], dict[int, dict[str, Any]], Cockpit]:
     """Train a small model with the cockpit, and return the truth of each step beside its output."""
@@ -173,7 +174,13 @@ def train(
     model, inputs = MODELS[kind]()
     model.double()
     opt = OPTIMIZERS[optimizer](model.parameters())
-    watch = Cockpit(model, quantities, optimizer=opt if optimizer_known else None, **arguments)
+    watch = Cockpit(
+        model,
+        quantities,
+        optimizer=opt if optimizer_known else None,
+        seed=seed_of_samples,
+        **arguments,
+    )
     start, truths = copies(model), []
     outputs: Outputs = {}
     listen(model, outputs)
