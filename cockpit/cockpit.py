@@ -387,15 +387,13 @@ class Cockpit:
     def _expect(self, global_step: int | None) -> None:
         """Get ready for the forward pass of the step that comes next; None where any may come."""
         self._expected = global_step
-        if not self._in_forward or self._closed:
+        if not self._in_forward or self._closed or self._engine.pause is not None:
             return
         due = self._in_forward
         if global_step is not None:
             due = {}
             for name, quantity in self._in_forward.items():
-                with suppress(
-                    Exception
-                ):  # a schedule may know no more steps; on entry it can say so
+                with suppress(Exception):  # a schedule may end; on entry it can say so
                     if quantity.is_due(global_step):
                         due[name] = quantity
         self._engine.expect(due, global_step)

@@ -78,7 +78,7 @@ def test_commands_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_other_commands_install_the_package() -> None:
     others = [words for words in commands() if words[0] not in ("make", "cockpit")]
-    assert others == [["pip", "install", "torch-cockpit"]]
+    assert others == [["pip", "install", "."]]
 
 
 def test_names_exist() -> None:

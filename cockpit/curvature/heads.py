@@ -102,8 +102,8 @@ def closed_forms(loss: Tensor, outputs: Tensor | None) -> list[Head] | None:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if end is not None and node is end:
-            continue  # linear in the outputs: no curvature
+        if node is end:
+            return None  # past the heads; without curvature, but the gradient would come this way
         kind = _kind(node)
         if kind is not None:
             if not (_leads_to(node, end) if end is not None else _name(node) != "Pow"):

@@ -207,6 +207,8 @@ class Engine:
         try:
             if loss is not None:
                 step.live = self._live(step, loss, individual_losses)
+            if self.recorder is not None:
+                self.recorder.batch_size = None  # of an earlier step
             self._take_forward(running)
             with backpack(retain_graph=True):  # its hooks would drop what the user's pass needs
                 self._observe(Moment.ENTRY)

@@ -19,8 +19,8 @@ class ForwardWatch:
 
     The forward pass comes before the number of the step is known. So between two steps it is the
     step expected next whose needs are met, at once and on the outputs as they are: nothing is kept
-    but what the needs return. Passes without gradients (an evaluation) are not looked at, and of
-    several passes of the model the last one counts.
+    but what the needs return. Passes without gradients (an evaluation) are not looked at, of several
+    passes of the model the last one counts, and of several micro-batches the first.
 
     Args:
         recorder: The one whose hooks are on the model; None where the model is not known.
@@ -64,7 +64,7 @@ class ForwardWatch:
 
     def drop(self) -> None:
         """Forget what was seen, and look away from now on."""
-        self.expect((), "the step before it failed on entry")
+        self.expect((), "the step before it was not finished")
 
     def _value(self, need: InForward) -> Any:
         if self._recorder is None:
@@ -90,6 +90,7 @@ class ForwardWatch:
         self._refused: dict[Need, dict[str, str]] = {}
 
     def _see(self, name: str, call: Call, output: Any) -> None:
+        name = name or type(call.module).__name__
         self._calls[name] += 1
         if self._calls[name] > 1:
             name = f"{name}#{self._calls[name]}"

@@ -316,7 +316,9 @@ def _value(keys: dict[str, dict[str, Any]], order: dict[str, int]) -> Any:
         return values[""]
     nested: dict[str, Any] = {}
     for key, value in values.items():
-        *path, last = key.split("/")
+        *path, last = (
+            [key] if any(key.startswith(f"{other}/") for other in values) else key.split("/")
+        )
         place = nested
         for part in path:
             place = place.setdefault(part, {})

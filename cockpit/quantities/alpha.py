@@ -39,6 +39,8 @@ class Alpha(Quantity):
 
     Source: Mutschler & Zell (2020), arXiv:1903.11991; Schneider, Dangel & Hennig (2021),
     arXiv:2102.06604, section 3.
+
+    With accumulation: both points are those of whole batches.
     """
 
     start_loss = MeanLoss()

@@ -19,6 +19,8 @@ class Distance(Quantity):
     How to read it: fast early, slower later. A layer whose distance stays at zero is not trained.
 
     Source: Hoffer, Hubara & Soudry (2017), arXiv:1705.08741, who find a logarithmic growth.
+
+    With accumulation: one value for the whole batch.
     """
 
     distance = DistanceFromStart()

@@ -32,6 +32,8 @@ class GradHist1d(Quantity):
 
     Source: Schneider, Dangel & Hennig (2021), arXiv:2102.06604.
 
+    With accumulation: the counts are those of the whole batch.
+
     Args:
         track_schedule: On which steps it is tracked.
         verbose: Whether to print the value.

@@ -21,6 +21,8 @@ class GradNorm(Quantity):
     bound an exploding one.
 
     Source: any textbook; Schneider, Dangel & Hennig (2021), arXiv:2102.06604.
+
+    With accumulation: that of the accumulated gradient, after the last micro-batch.
     """
 
     norms = GradientNorms()

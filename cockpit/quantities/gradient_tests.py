@@ -39,6 +39,8 @@ class NormTest(Quantity):
     and a larger batch gives a better direction.
 
     Source: Byrd, Chin, Nocedal & Wu (2012), eq. (3.9).
+
+    With accumulation: the value is that of the whole batch.
     """
 
     square_norms = SquareNorms()
@@ -61,6 +63,8 @@ class InnerTest(Quantity):
     How to read it: below 1, the mini-batch gradient is a descent direction with high probability.
 
     Source: Bollapragada, Byrd & Nocedal (2017), eq. (2.6), arXiv:1710.11258.
+
+    With accumulation: the value is that of the whole batch.
     """
 
     projections = DotMean()
@@ -84,6 +88,8 @@ class OrthoTest(Quantity):
     is well known.
 
     Source: Bollapragada, Byrd & Nocedal (2017), eq. (3.3), arXiv:1710.11258.
+
+    With accumulation: the value is that of the whole batch.
     """
 
     square_norms = SquareNorms()

@@ -21,6 +21,8 @@ class Loss(Quantity):
     How to read it: it should fall, on average over many steps. Single values are noisy.
 
     Source: any; the value that is backpropagated.
+
+    With accumulation: the loss of the whole batch, the mean (or the sum) of those of the micro-batches.
     """
 
     loss = MiniBatchLoss()

@@ -20,6 +20,8 @@ class Parameters(Quantity):
     landscape.
 
     Source: Schneider, Dangel & Hennig (2021), arXiv:2102.06604.
+
+    With accumulation: one set of values for the whole batch.
     """
 
     parameters = ParameterValues()

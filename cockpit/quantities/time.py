@@ -19,6 +19,8 @@ class Time(Quantity):
     How to read it: differences between steps are the time that these took.
 
     Source: the clock.
+
+    With accumulation: the time at the end of the last backward pass.
     """
 
     def compute(self, step: Step) -> float:

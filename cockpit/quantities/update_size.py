@@ -20,6 +20,8 @@ class UpdateSize(Quantity):
     oscillates.
 
     Source: Schneider, Dangel & Hennig (2021), arXiv:2102.06604.
+
+    With accumulation: one update for the whole batch.
     """
 
     norms = UpdateNorms()

@@ -121,7 +121,7 @@ def script(tracked: Callable[[nn.Module], Any], logpath: str) -> tuple[Output, l
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Output, list[Any], Path]]:
     done = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(animation, "FRAMES", 2)
+        patch.setattr(animation, "FRAMES", 1)
         for name, tracked in TRACKED.items():
             folder = tmp_path_factory.mktemp(name)
             done[name] = (*script(tracked, str(folder / "logs" / "run")), folder / "logs")

@@ -98,9 +98,7 @@ class Case:
 
 
 def flat_gradient(scalar: Tensor, parameters: list[Any], **options: Any) -> Tensor:
-    grads = torch.autograd.grad(
-        scalar, parameters, retain_graph=True, allow_unused=True, **options
-    )
+    grads = torch.autograd.grad(scalar, parameters, retain_graph=True, allow_unused=True, **options)
     return torch.cat(
         [
             torch.zeros_like(p).flatten() if g is None else g.flatten()

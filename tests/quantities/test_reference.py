@@ -247,7 +247,7 @@ def test_every_quantity_has_a_reference() -> None:
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_quantity_teaches(name: str) -> None:
     text = getattr(quantities, name).__doc__
-    for part in ("Formula:", "How to read it:", "Source:"):
+    for part in ("Formula:", "How to read it:", "Source:", "With accumulation:"):
         assert part in text, f"the docstring of {name} has no {part!r}"
 
 
