@@ -93,6 +93,26 @@ def read_quantity(quantity: Any) -> Quantity:
     )
 
 
+def free_name(quantity: Any, taken: Mapping[str, Quantity]) -> str:
+    """Return the name under which a further quantity is tracked: its own, or that with a number.
+
+    Raises:
+        InvalidType: if it is no quantity.
+        InvalidArgument: if an equal one is tracked already.
+    """
+    quantity = read_quantity(quantity)
+    if quantity in taken.values():
+        raise InvalidArgument(
+            f"{quantity.name} was given twice with the same settings. Give it once, or change a "
+            "setting."
+        )
+    name, count = quantity.name, 1
+    while name in taken:
+        count += 1
+        name = f"{quantity.name}-{count}"
+    return name
+
+
 def read_optimizers(optimizer: Any) -> list[Any]:
     """Return the optimizers as a list.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -19,20 +18,21 @@ from torch import Tensor, nn
 
 from cockpit._version import __version__
 from cockpit.arguments import (
+    free_name,
     read_individual_losses,
     read_loss,
     read_micro_batch,
     read_optimizers,
     read_parameters,
-    read_quantity,
     read_step,
 )
-from cockpit.engine import Engine, InForward, Missing, Observation, Plan, Result, Step
+from cockpit.engine import Engine, InForward, Observation, Plan, Step
 from cockpit.engine.plan import merged
 from cockpit.errors import CockpitError, CockpitWarning, InvalidArgument
 from cockpit.gradients import MEMORY_BUDGET
 from cockpit.log import ParameterInfo, Row, RunFile, RunWriter, write_json
 from cockpit.quantities import Quantity
+from cockpit.reports import RunReports
 from cockpit.rows import rows_of
 
 logger = logging.getLogger("cockpit")
@@ -103,32 +103,14 @@ class Cockpit:
         named, self._model = read_parameters(params)
         optimizers = read_optimizers(optimizer)
         self._closed = False
+        self._last_tracked = -1
         self._skipped = -1  # the last step that was not tracked
+        self._running: int | None = None
         self._quantities: dict[str, Quantity] = {}
+        for quantity in quantities or ():
+            self._quantities[free_name(quantity, self._quantities)] = quantity
         self._in_forward: dict[str, Quantity] = {}
         self._expected: int | None = None
-        self._asks_for_outputs = False
-        self.strict = strict
-        self._engine = Engine(
-            named,
-            self._model,
-            memory_budget=memory_budget,
-            reduction=reduction,
-            seed=seed,
-            on_results=self._take,
-            on_untracked=self._note_untracked,
-            on_mismatch=self._note_mismatch,
-            on_doubt=self._note_doubt,
-        )
-        for quantity in quantities or ():
-            self._enlist(quantity)
-        self._engine.updates.add(optimizers)
-        self._last_tracked = -1
-        self._running: int | None = None
-        self._recorded = -1
-        self._warned: set[tuple[str, str]] = set()
-        self._failures: list[str] = []
-        self._coupling_noted = False
         self._writer = RunWriter(
             log,
             settings=self._settings(optimizers, reduction, memory_budget, seed),
@@ -137,6 +119,18 @@ class Cockpit:
                 for name, p in named.items()
             ],
         )
+        self._reports = RunReports(self._writer, self._quantities, strict)
+        self._engine = Engine(
+            named,
+            self._model,
+            memory_budget=memory_budget,
+            reduction=reduction,
+            seed=seed,
+            reports=self._reports,
+        )
+        self._engine.updates.add(optimizers)
+        for name in self._quantities:
+            self._prepare(name)
 
     # -- what it is made of -----------------------------------------------------------------------
 
@@ -162,28 +156,19 @@ class Cockpit:
 
     def add(self, quantity: Quantity) -> None:
         """Track one more quantity."""
-        self._enlist(quantity)
-
-    def _enlist(self, quantity: Any) -> None:
-        quantity = read_quantity(quantity)
-        if quantity in self._quantities.values():
-            raise InvalidArgument(
-                f"{quantity.name} was given twice with the same settings. Give it once, or change "
-                "a setting."
-            )
-        name, count = quantity.name, 1
-        while name in self._quantities:
-            count += 1
-            name = f"{quantity.name}-{count}"
+        name = free_name(quantity, self._quantities)
         self._quantities[name] = quantity
-        if any(isinstance(need, InForward) for need in quantity.needs()):
-            self._in_forward[name] = quantity
+        self._prepare(name)
+
+    def _prepare(self, name: str) -> None:
+        """Have the forward pass watched for a quantity that needs it."""
+        needs = self._quantities[name].needs()
+        if any(isinstance(need, InForward) for need in needs):
+            self._in_forward[name] = self._quantities[name]
             self._expect(self._expected)
-        self._asks_for_outputs |= any(
-            isinstance(need, Observation) and need.outputs for need in quantity.needs()
-        )
-        if self._engine.recorder is not None:
-            self._engine.recorder.keeps_outputs = self._asks_for_outputs
+        recorder = self._engine.recorder
+        if recorder is not None:
+            recorder.keeps_outputs |= any(isinstance(n, Observation) and n.outputs for n in needs)
 
     def _settings(
         self, optimizers: list[Any], reduction: str | None, memory_budget: int, seed: int
@@ -223,13 +208,11 @@ class Cockpit:
             extensions: Extensions of BackPACK to run along; their results stay on the parameters.
                 All but `BatchGradTransforms` need a model that ``backpack.extend`` has extended.
             info: What is known of the step. ``loss`` (always): the tensor on which ``backward()``
-                is called.
-                ``individual_losses``: the losses of the samples, `[N]`. ``batch_size``: number of
-                    samples, where it
-                cannot be seen from the two others or the model's input. ``optimizer``: here or at
-                construction. ``micro_batch``: (k, K) where the batch comes in K backward passes,
-                this being number k, counted from 0. The values are then those of the whole batch;
-                until its last pass the inputs of the layers are kept.
+                is called. ``individual_losses``: the losses of the samples, `[N]`. ``batch_size``:
+                number of samples, where it cannot be seen from the two others or the model's input.
+                ``optimizer``: here or at construction. ``micro_batch``: (k, K) where the batch
+                comes in K backward passes, this being number k, counted from 0. The values are then
+                those of the whole batch; until its last pass the inputs of the layers are kept.
             debug: Write what is computed at this step to the logger ``"cockpit"``.
             more: The same keys as keyword arguments.
 
@@ -296,9 +279,9 @@ class Cockpit:
                 "step %d: %s", global_step, ", ".join(f"{n} for {q}" for n, q in plan.needs.items())
             )
         if plan.wants_gradients:
-            self._note_coupling(global_step)
+            self._reports.coupling(global_step, self._model)
         kept = merged(extensions)[0]
-        engine.enter(step, plan, loss, losses, tuple(kept), passes)
+        engine.enter(step, plan, (loss, losses, batch_size), tuple(kept), passes)
         self._running = global_step
         return True
 
@@ -329,19 +312,16 @@ class Cockpit:
                 "The passes of a step are counted from 0 and come one after the other."
             )
         self._engine.plan.require(info)
-        self._engine.resume(*self._read_losses(info))
+        self._engine.resume(self._read_losses(info))
         self._running = global_step
         return True
 
     def _give_up_pause(self) -> None:
-        """Note a step whose batch did not come as a whole."""
+        """Give up a step whose batch did not come as a whole."""
         pause = self._engine.pause
         if pause is not None:
-            step, number, passes = pause
-            reason = f"only {number} of {passes} micro-batches came"
             self._engine.abort()
-            self._writer.note(step, "not-checked", "micro_batch", reason)
-            self._warn("micro_batch", "incomplete", f"Step {step} was not checked: {reason}.")
+            self._reports.incomplete(*pause)
 
     def _from_start(self) -> bool:
         return any(
@@ -377,12 +357,10 @@ class Cockpit:
             if not engine.exit():
                 return
             self._last_tracked = max(self._last_tracked, step)
-            if self._recorded < step:
-                self._recorded = step
-                self._writer.record(step, [])
+            self._reports.tracked(step)
         finally:
             self._running = None
-        self._raise_failures()
+        self._reports.raise_failures()
 
     def _expect(self, global_step: int | None) -> None:
         """Get ready for the forward pass of the step that comes next; None where any may come."""
@@ -398,95 +376,7 @@ class Cockpit:
                         due[name] = quantity
         self._engine.expect(due, global_step)
 
-    def _raise_failures(self) -> None:
-        failures, self._failures = self._failures, []
-        if self.strict and failures:
-            raise CockpitError("\n".join(failures))
-
-    # -- results
-    #
-    # -----------------------------------------------------------------------------------------------------
-
-    def _take(self, results: list[Result]) -> None:
-        """Write the results of a moment, of one step or two."""
-        good = [result for result in results if not isinstance(result.value, Missing)]
-        rows: dict[int, list[Row]] = {}
-        for step in sorted({result.global_step for result in good}):
-            rows[step] = rows_of([(r.quantity, r.value) for r in good if r.global_step == step])
-        for step, of_step in rows.items():
-            first = step > self._recorded
-            self._recorded = max(self._recorded, step)
-            self._writer.record(step, of_step, tracked=first)
-            self._print(step, of_step)
-        for result in results:
-            if isinstance(result.value, Missing):
-                self._note_missing(result.global_step, result.quantity, result.value)
-
-    def _print(self, step: int, rows: list[Row]) -> None:
-        for row in rows:
-            quantity = self._quantities.get(row.quantity)
-            if quantity is not None and quantity.verbose and not row.detail:
-                part = "/".join(filter(None, (row.key, row.parameter)))
-                label = f"{row.quantity} {part}" if part else row.quantity
-                sys.stdout.write(f"[Step {step}] {label}: {row.value}\n")
-
-    def _note_coupling(self, step: int) -> None:
-        """Note once which modules make the loss of one sample depend on the others."""
-        if self._model is None or self._coupling_noted:
-            return
-        self._coupling_noted = True
-        for name, module in self._model.named_modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
-                self._writer.note(
-                    step,
-                    "batch-coupled",
-                    name,
-                    "it normalises with the statistics of the batch, so the loss of a sample depends on "
-                    "all of them; its individual gradient is what flows through its slice of the outputs",
-                )
-
-    def _note_missing(self, step: int, name: str, missing: Missing) -> None:
-        self._writer.note(step, "not-checked", name, missing.reason)
-        if not missing.usual:
-            self._warn(
-                name, missing.reason, f"Step {step}: {name} was not checked: {missing.reason}."
-            )
-
-    def _note_untracked(self, step: int, parameter: str, reason: str) -> None:
-        self._writer.note(step, "not-tracked", parameter, reason)
-        self._warn(
-            parameter,
-            reason,
-            f"Step {step}: the individual gradients of {parameter} are not tracked: {reason}. "
-            "Quantities made from "
-            "individual gradients are those of the other parameters.",
-        )
-
-    def _note_mismatch(self, step: int, parameter: str) -> None:
-        reason = (
-            "they do not add up to its gradient, so a part of that does not come through the output "
-            "of its module, such as a penalty on the weights in the loss, or a use of it elsewhere"
-        )
-        self._writer.note(step, "mismatch", parameter, reason)
-        self._warn(
-            parameter, reason, f"Step {step}: the individual gradients of {parameter}: {reason}."
-        )
-
-    def _note_doubt(self, step: int, times: float) -> None:
-        reason = (
-            f"it is {times:.3g} times the mean of the individual losses, neither a mean nor a sum of them, "
-            "so the scale of the individual gradients was guessed; say what it is with "
-            "Cockpit(..., reduction='mean' or reduction='sum')"
-        )
-        self._writer.note(step, "doubt", "loss", reason)
-        self._warn("loss", "doubt", f"Step {step}: the loss: {reason}.")
-
-    def _warn(self, subject: str, reason: str, message: str) -> None:
-        self._failures.append(message)
-        if (subject, reason) not in self._warned:
-            self._warned.add((subject, reason))
-            if not self.strict:
-                warnings.warn(message, CockpitWarning, stacklevel=2)
+    # -- results ----------------------------------------------------------------------------------
 
     def log(
         self,
@@ -527,7 +417,11 @@ class Cockpit:
             **more,
         }
         given = [(name, value) for name, value in metrics.items() if value is not None]
-        rows = [Row(r.quantity, r.value, r.key, source="log") for r in rows_of(given)]
+        rows = [
+            Row(row.quantity, row.value, row.key, source="log")
+            for of_metric in rows_of(given)
+            for row in of_metric
+        ]
         self._writer.record(read_step(global_step), rows, tracked=False)
 
     def create_graph(self, global_step: int) -> bool:
@@ -547,7 +441,7 @@ class Cockpit:
                 extensions handed to ``watch(...)`` always stay on the parameters.
         """
         step = read_step(global_step)
-        done = step == self._running or step <= max(self._last_tracked, self._recorded)
+        done = step == self._running or step <= self._last_tracked
         if not done and any(quantity.is_due(step) for quantity in self._quantities.values()):
             warnings.warn(
                 f"Nothing was tracked at step {step}: quantities are computed while the gradients "

@@ -18,6 +18,7 @@ from cockpit.errors import CockpitWarning, InvalidArgument, InvalidType
 from cockpit.instruments import INSTRUMENTS, Instrument, Readable, panels
 from cockpit.instruments.reading import curve, number
 from cockpit.plotting import draw_figure
+from cockpit.plotting.layout import figure_size
 from cockpit.plotting.theme import theme_of
 
 __all__ = ["CockpitPlotter"]
@@ -33,7 +34,8 @@ class CockpitPlotter:
     Args:
         secondary_screen: Put the window on a second screen, right of the first.
         style: ``"light"`` or ``"dark"``.
-        figsize: Width and height in inches.
+        figsize: Width and height in inches; unless told otherwise 16 × 9, or taller where there are
+            too many pictures for that.
         instruments: What to show; every other quantity gets the default instrument.
 
     Raises:
@@ -45,7 +47,7 @@ class CockpitPlotter:
         secondary_screen: bool = False,
         *,
         style: str = "light",
-        figsize: tuple[float, float] = (16.0, 9.0),
+        figsize: tuple[float, float] | None = None,
         instruments: Iterable[Instrument] = INSTRUMENTS,
     ) -> None:
         theme_of(style)
@@ -102,11 +104,12 @@ class CockpitPlotter:
         theme = theme_of(style)
         run = _run_of(source)
         shown: Readable = run if discard is None else _Until(run, discard)
-        figure = self._figure(show_plot)
+        pictures = panels(shown, self.instruments, None if debug else _warn)
+        figure = self._figure(show_plot, self.figsize or figure_size(pictures))
         with mpl.rc_context(theme.rc):
             figure.clear()
             draw_figure(
-                panels(shown, self.instruments, None if debug else _warn),
+                pictures,
                 figure,
                 style=style,
                 title=plot_title if plot_title is not None else _name(run),
@@ -148,8 +151,10 @@ class CockpitPlotter:
                 f"{run.path} has no tracked steps yet, so nothing can be animated."
             )
         target = run.path.with_suffix(".gif")
+        size = self.figsize or figure_size(panels(run, self.instruments, _warn))
+        frames = CockpitPlotter(style=self.style, figsize=size, instruments=self.instruments)
         write_animation(
-            lambda step: self.plot(run, show_plot=False, discard=step),
+            lambda step: frames.plot(run, show_plot=False, discard=step),
             run.steps,
             target,
             duration=duration,
@@ -157,14 +162,14 @@ class CockpitPlotter:
         )
         return target
 
-    def _figure(self, show_plot: bool) -> Figure:
+    def _figure(self, show_plot: bool, size: tuple[float, float]) -> Figure:
         """Return the open window's figure, that of a new window, or one that no window shows."""
         if not show_plot or not _has_windows():
-            return Figure(figsize=self.figsize)
+            return Figure(figsize=size)
         from matplotlib import pyplot as plt
 
         if self._window is None or not plt.fignum_exists(getattr(self._window, "number", -1)):
-            self._window = plt.figure(figsize=self.figsize)
+            self._window = plt.figure(figsize=size)
             if self.secondary_screen:
                 _move_to_second_screen(self._window)
         return self._window

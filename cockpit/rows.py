@@ -15,13 +15,22 @@ from cockpit.quantities import Outcome
 Leaf = tuple[str, str, Any, bool]  # key, parameter, value, detail
 
 
-def rows_of(values: Sequence[tuple[str, Any]]) -> list[Row]:
-    """Flatten the values of quantities, by name, with one transfer to the host for all of them."""
-    leaves = [(name, leaf) for name, value in values for leaf in _leaves(value)]
-    tensors = [leaf[2] for _, leaf in leaves if isinstance(leaf[2], Tensor)]
+def rows_of(values: Sequence[tuple[str, Any]]) -> list[list[Row]]:
+    """Flatten the values of quantities, by name, with one transfer to the host for all of them.
+
+    Returns:
+        The rows of each value.
+    """
+    leaves = [list(_leaves(value)) for _, value in values]
+    tensors = [leaf[2] for of_value in leaves for leaf in of_value if isinstance(leaf[2], Tensor)]
     arrays = iter(to_host(tensors))
+    names = (name for name, _ in values)
+    return [_rows(name, of_value, arrays) for name, of_value in zip(names, leaves, strict=True)]
+
+
+def _rows(name: str, leaves: Sequence[Leaf], arrays: Iterator[np.ndarray]) -> list[Row]:
     rows = []
-    for name, (key, parameter, value, detail) in leaves:
+    for key, parameter, value, detail in leaves:
         plain = next(arrays) if isinstance(value, Tensor) else value
         if isinstance(plain, list | tuple):
             plain = np.asarray(plain)

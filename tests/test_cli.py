@@ -12,7 +12,7 @@ import pytest
 from cockpit import __version__, cli
 from cockpit.log import ParameterInfo, Row, RunWriter
 from cockpit.run import open_run
-from cockpit.summary import READERS, readings
+from cockpit.summary import readings
 
 PARAMETERS = [
     ParameterInfo("fc.weight", (3, 4), "float32"),
@@ -295,8 +295,3 @@ def test_a_step_is_compared_with_the_distance(tmp_path: Path) -> None:
     assert readings(run)[0].meaning == "one step is 1 % of the distance from the start"
     run = open_run(write(tmp_path / "b.db", ("UpdateSize", ones), ("Distance", ones)))
     assert "the training oscillates" in readings(run)[0].meaning
-
-
-def test_every_reader_is_tested() -> None:
-    accuracies_and_losses = {n for n in READERS if n.endswith(("_accuracy", "_loss"))}
-    assert set(READERS) - accuracies_and_losses <= {quantity for quantity, _, _ in READ}

@@ -19,7 +19,7 @@ TRAINING = [
     {"engine"},
     {"quantities", "presets"},
     {"log"},
-    {"rows", "arguments", "cockpit"},
+    {"rows", "reports", "arguments", "cockpit"},
     {"integrations", "utils"},
 ]
 READING = [

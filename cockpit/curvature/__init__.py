@@ -1,6 +1,6 @@
 """Curvature of the loss: products of Hessian and GGN with vectors, eigenvalues, traces, diagonals."""
 
-from cockpit.curvature.ggn import sampled_backward
+from cockpit.curvature.ggn import other_leaves, sampled_backward
 from cockpit.curvature.heads import Head, blocks_of, closed_forms
 from cockpit.curvature.lanczos import Krylov, Spectrum, extremes
 from cockpit.curvature.products import GGN, Curvature, Hessian
@@ -15,5 +15,6 @@ __all__ = [
     "blocks_of",
     "closed_forms",
     "extremes",
+    "other_leaves",
     "sampled_backward",
 ]

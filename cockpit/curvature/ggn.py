@@ -55,6 +55,28 @@ def sampled_backward(
     return _pull_back(outputs, sample, parameters)
 
 
+def other_leaves(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return the leaves of a graph that are no parameters: inputs that require a gradient.
+
+    A module's full backward hooks fire when the gradient reaches its inputs. Where only the
+    parameters are asked for, it never reaches those of the first layers.
+    """
+    known = {id(parameter) for parameter in parameters}
+    found: dict[int, Tensor] = {}
+    seen: set[Any] = set()
+    stack = [loss.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) not in known:
+            found[id(leaf)] = leaf
+        stack += [parent for parent, _ in node.next_functions]
+    return list(found.values())
+
+
 def _replace(
     head: Head, generator: torch.Generator, grad_inputs: Any, grad_outputs: Any
 ) -> tuple[Tensor | None, ...]:

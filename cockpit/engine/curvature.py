@@ -11,7 +11,7 @@ from backpack import backpack
 from backpack.extensions import DiagGGNExact, DiagHessian
 from torch import Tensor, nn
 
-from cockpit.curvature import Spectrum, extremes, sampled_backward
+from cockpit.curvature import Spectrum, extremes, other_leaves, sampled_backward
 from cockpit.engine.live import Live
 from cockpit.engine.needs import Moment, Observation
 from cockpit.engine.step import NotChecked, PerParameter, Step
@@ -89,8 +89,12 @@ class SampledDiagonal(Observation):
         parameters = list(now.parameters.values())
 
         def run() -> list[Tensor | None]:
+            # Without the model it is BackPACK's hooks that listen.
+            more = other_leaves(now.loss, parameters) if now.model is None else []
             with torch.enable_grad():
-                return sampled_backward(now.loss, outputs, parameters, now.generator())
+                ends = [*parameters, *more]
+                arrived = sampled_backward(now.loss, outputs, ends, now.generator())
+            return arrived[: len(parameters)]
 
         squares = now.reduce(run, lambda gradients: gradients.sum_of_squares())
         # The vectors were drawn for the Hessian of the loss itself, which is r/N times that of ℓ_n.
@@ -116,7 +120,8 @@ class BackpackDiagonal(Observation):
         extension = BACKPACK[self.curvature]()
         try:
             with backpack(extension, retain_graph=True), torch.enable_grad():
-                torch.autograd.grad(now.loss, parameters, retain_graph=True, allow_unused=True)
+                ends = [*parameters, *other_leaves(now.loss, parameters)]
+                torch.autograd.grad(now.loss, ends, retain_graph=True, allow_unused=True)
             missing = [n for n, p in now.parameters.items() if not hasattr(p, extension.savefield)]
             if missing:
                 raise NotChecked(NO_DIAGONAL.format(self.curvature, f"none of {missing[0]}"))

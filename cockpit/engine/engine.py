@@ -1,48 +1,33 @@
-"""One backward pass for all needs: the phases of a tracked step, and what is carried from one step to the next."""
+"""The phases of a tracked step, and what is carried from one step to the next."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from backpack import backpack
-from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 
 from cockpit.engine.forward import ForwardWatch
-from cockpit.engine.live import Live, Pass
+from cockpit.engine.gathering import Gathered, Gathering
+from cockpit.engine.live import Live
 from cockpit.engine.needs import AlongUpdate, InForward, Moment, Next, OfUpdate
 from cockpit.engine.plan import Computation, Plan
+from cockpit.engine.reports import Reports, Result
 from cockpit.engine.scale import AccumulatedScale, LossScale
 from cockpit.engine.step import Missing, NotChecked, PerParameter, Step
 from cockpit.engine.update import UpdateWatch
 from cockpit.errors import Unsupported
-from cockpit.gradients import (
-    Batch,
-    Call,
-    Collector,
-    HandleFeed,
-    IndividualGradients,
-    Recorder,
-    joint,
-    plain_arithmetic,
-)
+from cockpit.gradients import IndividualGradients, Recorder, joint, plain_arithmetic
 from cockpit.transforms import Need
 
 SAVEFIELD = "grad_batch_transforms"
 
-
-@dataclass(frozen=True)
-class Result:
-    """The value of a quantity at a step, or why there is none."""
-
-    global_step: int
-    quantity: str
-    value: Any
+Losses = tuple[Tensor | None, Tensor | None, int]
+"""The loss and the losses of the samples, in their graph, and how many samples there are (0: not known)."""
 
 
 @dataclass
@@ -60,30 +45,24 @@ class _Open:
 
 
 @dataclass
-class _Part:
-    """One of the backward passes of a batch that comes in several ones."""
-
-    scale: LossScale
-    size: int
-    individual_losses: Tensor | None
-    handles: dict[str, IndividualGradients] = field(default_factory=dict)
-
-
-@dataclass
 class _Running:
-    """The step whose backward pass is under way."""
+    """The step whose backward passes are under way."""
 
     step: Step
     plan: Plan
-    collector: Collector
     kept: tuple[str, ...]  # functions of the user's, whose results stay on the parameters
-    scale: LossScale = field(default_factory=lambda: LossScale(None, None))  # of this pass
-    cleanup: ExitStack = field(default_factory=ExitStack)
-    early: bool = False  # whether gradients reached a layer before they reached the loss
-    parts: list[_Part] = field(default_factory=list)  # of a batch that comes in several passes
-    remaining: int = 0  # how many passes are still to come
-    fault: str | None = None  # why the individual gradients cannot be trusted as a whole
-    refused: set[str] = field(default_factory=set)  # parameters without individual gradients
+    passes: int  # how many backward passes make up the step
+    done: list[Gathered] = field(default_factory=list)  # those so far, with the present one
+
+    @property
+    def fault(self) -> str | None:
+        """Why the individual gradients cannot be trusted as a whole, if so."""
+        return next((g.fault for g in self.done if g.fault is not None), None)
+
+    @property
+    def refused(self) -> set[str]:
+        """Parameters without individual gradients."""
+        return set().union(*(g.refused for g in self.done))
 
 
 class Engine:
@@ -96,12 +75,7 @@ class Engine:
         memory_budget: Bytes that dense pieces of individual gradients may take.
         reduction: What the user says of the loss; see `LossScale`.
         seed: Of the random numbers that are drawn.
-        on_untracked: Called with the name of a parameter whose individual gradients cannot be had,
-            and the reason.
-        on_mismatch: Called with the name of a parameter whose individual gradients do not add up to
-            its gradient.
-        on_doubt: Called with the ratio of the loss to the mean of the samples' losses, where it is
-            neither that of a mean nor that of a sum.
+        reports: Takes the results.
     """
 
     def __init__(
@@ -112,19 +86,12 @@ class Engine:
         memory_budget: int,
         reduction: str | None,
         seed: int,
-        on_results: Callable[[list[Result]], None],
-        on_untracked: Callable[[int, str, str], None],
-        on_mismatch: Callable[[int, str], None],
-        on_doubt: Callable[[int, float], None],
+        reports: Reports,
     ) -> None:
         self.parameters = dict(parameters)
-        self._model = model
-        self._names: dict[Tensor, str] = {p: name for name, p in self.parameters.items()}
-        self._sizes = tuple(p.numel() for p in self.parameters.values())
-        self._memory_budget, self._reduction, self._seed = memory_budget, reduction, seed
-        self._on_results, self._on_untracked = on_results, on_untracked
-        self._on_mismatch, self._on_doubt = on_mismatch, on_doubt
+        self._model, self._reduction, self._reports = model, reduction, reports
         self.recorder = None if model is None else Recorder(model)
+        self._gathering = Gathering(self.parameters, self.recorder, memory_budget, seed, reports)
         self.forward = ForwardWatch(self.recorder)
         self.updates = UpdateWatch(self.parameters, self._observe_update)
         self.start: PerParameter | None = None
@@ -137,9 +104,6 @@ class Engine:
         self._waiting_step: Step | None = None
         self._update: PerParameter | None = None
         self._results: list[Result] = []
-        self._unchecked = set(self.parameters)  # whose individual gradients were not summed yet
-        self._reduction_checked = False
-        self._arriving: dict[str, Tensor] = {}
         self._refused: set[str] = set()  # modules that a quantity cannot have, once noted
 
     # -- before the backward pass -----------------------------------------------------------------
@@ -158,14 +122,11 @@ class Engine:
         self.updates.settle()
         needs: dict[Need, str] = {}
         for entry in list(self._open):
-            if entry.step.global_step == global_step - 1:
-                needs |= {
-                    n.need: f"{entry.name} of step {global_step - 1}" for n in entry.next_needs()
-                }
+            before = entry.step.global_step
+            if before == global_step - 1:
+                needs |= {n.need: f"{entry.name} of step {before}" for n in entry.next_needs()}
             else:
-                self._fail(
-                    entry, f"step {entry.step.global_step + 1} did not follow, but {global_step}"
-                )
+                self._fail(entry, f"step {before + 1} did not follow, but {global_step}")
         self._flush()
         return needs
 
@@ -180,75 +141,55 @@ class Engine:
             due: The quantities.
             global_step: Number of that step; None where any may come.
         """
-        if global_step is None:
-            needs = [n for name, q in due.items() for n in self.needs_of(name, q, 0)]
-            why = "nothing was due then"
-        else:
-            needs = [n for name, q in due.items() for n in self.needs_of(name, q, global_step)]
+        needs = [n for name, q in due.items() for n in self.needs_of(name, q, global_step or 0)]
+        why = "nothing was due then"
+        if global_step is not None:
             why = f"step {global_step} was expected to be next, and this was not due then"
         self.forward.expect((need for need in needs if isinstance(need, InForward)), why)
 
     def enter(
-        self,
-        step: Step,
-        plan: Plan,
-        loss: Tensor | None,
-        individual_losses: Tensor | None,
-        kept: tuple[str, ...] = (),
-        passes: int = 1,
+        self, step: Step, plan: Plan, losses: Losses, kept: tuple[str, ...] = (), passes: int = 1
     ) -> None:
         """Get ready for the backward pass of a step, the first one if there are several."""
         step.start = self.start or {}
         step.carried = self._carried
         step.optimizers = self.updates.optimizers
-        running = _Running(step, plan, Collector(self._make_batch, self._reduce), kept)
-        running.remaining = passes - 1
-        self._running = running
+        running = self._running = _Running(step, plan, kept, passes)
         try:
+            loss, individual, size = losses
             if loss is not None:
-                step.live = self._live(step, loss, individual_losses)
+                step.live = self._live(step, loss, individual, size)
             if self.recorder is not None:
                 self.recorder.batch_size = None  # of an earlier step
             self._take_forward(running)
             with backpack(retain_graph=True):  # its hooks would drop what the user's pass needs
                 self._observe(Moment.ENTRY)
             step.live = None
-            self._begin_pass(running, loss, individual_losses, passes > 1)
+            self._begin_pass(running, *losses)
         except BaseException:
             self.abort()
             raise
 
-    def resume(
-        self, loss: Tensor | None, individual_losses: Tensor | None, batch_size: int
-    ) -> None:
+    def resume(self, losses: Losses) -> None:
         """Get ready for a further backward pass of the step that is under way."""
         running = self._paused
         assert running is not None
         self._running, self._paused = running, None
-        running.remaining -= 1
-        running.collector = Collector(self._make_batch, self._reduce)
-        running.step.batch_size = batch_size
         if self.recorder is not None:
             self.recorder.take_outputs()
-        self._begin_pass(running, loss, individual_losses, True)
+        self._begin_pass(running, *losses)
 
     def _begin_pass(
-        self,
-        running: _Running,
-        loss: Tensor | None,
-        individual_losses: Tensor | None,
-        is_part: bool,
+        self, running: _Running, loss: Tensor | None, individual: Tensor | None, size: int
     ) -> None:
-        scale = LossScale(loss, individual_losses, self._reduction)
-        running.step.scale = running.scale = scale
-        running.cleanup.callback(scale.close)
-        if is_part:
-            losses = None if individual_losses is None else individual_losses.detach()
-            running.parts.append(_Part(scale, 0, losses))
+        scale = LossScale(loss, individual, self._reduction)
+        gathered = Gathered(running.step.global_step, scale, size)
+        running.step.scale = scale
+        running.done.append(gathered)
+        deliver = None
         if running.plan.wants_gradients:
-            self._listen(running)
-        elif running.plan.others:
-            running.cleanup.enter_context(backpack(*running.plan.others))
+            deliver = self._meet_all if running.passes == 1 else partial(_keep, gathered)
+        self._gathering.begin(gathered, running.plan.others, deliver)
 
     def _take_forward(self, running: _Running) -> None:
         step, plan = running.step, running.plan
@@ -262,149 +203,29 @@ class Engine:
                     missing = Missing(reason, usual=True)
                     self._results.append(Result(step.global_step, subject, missing))
 
-    def _live(self, step: Step, loss: Tensor, individual_losses: Tensor | None) -> Live:
+    def _live(self, step: Step, loss: Tensor, individual: Tensor | None, size: int) -> Live:
         outputs = None if self.recorder is None else self.recorder.take_outputs()
         sizes = set() if self.recorder is None else self.recorder.batch_sizes()
-        if not step.batch_size and len(sizes) == 1:
-            step.batch_size = sizes.pop()
+        if not size and len(sizes) == 1:
+            size = sizes.pop()
         return Live(
             loss,
-            individual_losses,
+            individual,
             self._model,
             step.info.get("outputs", outputs),
             self.parameters,
-            step.batch_size,
+            size,
             self._reduction,
-            self._seed + step.global_step,
-            partial(self._reduced, step),
+            self._gathering.seed_of(step.global_step),
+            partial(self._gathering.reduced, step.global_step, size),
         )
-
-    def _reduced(
-        self, step: Step, run: Pass, reduction: Callable[[IndividualGradients], Any]
-    ) -> PerParameter:
-        """Run a backward pass of ours, and reduce the individual gradients that it brings, as they are."""
-        values = PerParameter()
-
-        def make_batch(call: Call) -> Batch:
-            size, seed = step.batch_size or len(call.input), self._seed + step.global_step
-            return Batch(size, 1.0, self._memory_budget, seed, self._sizes)
-
-        def keep(parameter: nn.Parameter, handle: IndividualGradients) -> None:
-            if parameter in self._names:
-                values[self._names[parameter]] = reduction(handle)
-                handle.release()
-
-        collector = Collector(make_batch, keep)
-        if self.recorder is None:
-            with backpack(HandleFeed(collector.add), retain_graph=True):
-                arrived = run()
-        else:
-            self.recorder.listen(collector.add)
-            try:
-                arrived = run()
-            finally:
-                self.recorder.stop()
-        for tracked, gradient in zip(self.parameters.values(), arrived, strict=True):
-            if gradient is not None:
-                collector.complete(tracked)
-        if collector.batch is None:
-            raise NotChecked(
-                "no layer reported its gradient: give the model as Cockpit(model, ...), or extend it "
-                "with backpack.extend(model) before the forward pass"
-            )
-        collector.finish(self.parameters.values())
-        for parameter, why in collector.refused.items():
-            if parameter in self._names:
-                self._on_untracked(step.global_step, self._names[parameter], why)
-        return PerParameter((name, values[name]) for name in self.parameters if name in values)
-
-    def _listen(self, running: _Running) -> None:
-        extensions: Sequence[BackpropExtension] = running.plan.others
-        collector, cleanup = running.collector, running.cleanup
-        # Accumulating its gradient is the last thing that happens to a parameter in a backward pass
-        # (except that BackPACK's hooks may come later).
-        accumulated = collector.complete
-        if self.recorder is None:
-            extensions = [HandleFeed(collector.add), *extensions]
-            accumulated = collector.note_accumulated
-        else:
-            self.recorder.listen(collector.add)
-            cleanup.callback(self.recorder.stop)
-        for name, parameter in self.parameters.items():
-            if not parameter.requires_grad:
-                continue
-            cleanup.callback(parameter.register_post_accumulate_grad_hook(accumulated).remove)
-            if name in self._unchecked:
-                self._unchecked.discard(name)
-                see = partial(self._arriving.__setitem__, name)
-                cleanup.callback(parameter.register_hook(see).remove)
-        if extensions:
-            cleanup.enter_context(backpack(*extensions))
 
     # -- during the backward pass -----------------------------------------------------------------
 
-    def _make_batch(self, call: Call) -> Batch:
-        assert self._running is not None
-        step = self._running.step
-        self._infer_batch_size(step)
-        if not step.batch_size:
-            step.batch_size = len(call.input)
-        self._running.early = not self._running.scale.seen
-        return self._batch(self._running)
-
-    def _seed_of(self, step: Step) -> int:
-        return self._seed + step.global_step
-
-    def _infer_batch_size(self, step: Step) -> None:
-        if step.batch_size or self.recorder is None:
-            return
-        sizes = (
-            {self.recorder.batch_size} if self.recorder.batch_size else self.recorder.batch_sizes()
-        )
-        if len(sizes) == 1:
-            step.batch_size = sizes.pop()
-
-    def _batch(self, running: _Running) -> Batch:
-        step = running.step
-        return Batch(
-            step.batch_size,
-            running.scale.of_samples(step.batch_size),
-            self._memory_budget,
-            self._seed_of(step),
-            self._sizes,
-        )
-
-    def _reduce(self, parameter: nn.Parameter, handle: IndividualGradients) -> None:
+    def _meet_all(self, handle: IndividualGradients) -> None:
         """Meet all needs of one parameter's individual gradients, and let go of these."""
-        name = self._names.get(parameter)
-        if name is None or self._running is None:
-            return
-        handle.name = name
-        if name in self._arriving:
-            self._check_sum(handle, self._arriving.pop(name))
-        if self._running.parts:
-            handle.release()
-            self._running.parts[-1].handles[name] = handle
-        else:
-            self._meet_all(parameter, handle)
-
-    def _check_sum(self, handle: IndividualGradients, arrived: Tensor) -> None:
-        """Compare the individual gradients with the gradient, the first time that a parameter is tracked."""
-        if arrived.is_sparse or handle.batch.size == 0:
-            return
-        gradient = arrived.to(handle.dtype) * (handle.batch.scale / handle.batch.size)
-        difference = torch.linalg.vector_norm(handle.mean() - gradient)
-        digits = torch.finfo(arrived.dtype).eps
-        allowed = 10 * digits**0.5 * torch.linalg.vector_norm(gradient)
-        allowed = allowed + 1e3 * digits * handle.square_norms().mean().sqrt()
-        if bool(difference > allowed):
-            assert self._running is not None
-            self._on_mismatch(self._running.step.global_step, handle.name)
-
-    def _meet_all(self, parameter: Tensor, handle: IndividualGradients) -> None:
         assert self._running is not None
-        name = handle.name
-        plan, values = self._running.plan, self._running.step.values
+        name, plan, values = handle.name, self._running.plan, self._running.step.values
         for transform in plan.transforms:
             self._meet(values, transform, name, partial(handle.apply, transform))
         for need in plan.along_previous:
@@ -413,7 +234,8 @@ class Engine:
             else:
                 self._meet(values, need, name, partial(need.project, handle, self._update[name]))
         if plan.functions:
-            setattr(parameter, SAVEFIELD, {n: f(handle) for n, f in plan.functions.items()})
+            results = {n: function(handle) for n, function in plan.functions.items()}
+            setattr(handle.parameter, SAVEFIELD, results)
         handle.release()
         if plan.along_update:
             self._waiting[name] = handle
@@ -434,17 +256,15 @@ class Engine:
         """Leave a step without its results: something went wrong in the user's code."""
         running, self._running, self._paused = self._running, None, None
         self._waiting.clear()
-        self._arriving.clear()
-        if running is not None:
-            running.cleanup.close()
+        for gathered in running.done if running is not None else ():
+            gathered.cleanup.close()
 
     @property
     def pause(self) -> tuple[int, int, int] | None:
-        """The step of which further backward passes are to come, the next one's number, and their count."""
+        """The step of which further passes are to come, the next one's number, and their count."""
         if self._paused is None:
             return None
-        done = len(self._paused.parts)
-        return self._paused.step.global_step, done, done + self._paused.remaining
+        return self._paused.step.global_step, len(self._paused.done), self._paused.passes
 
     @property
     def plan(self) -> Plan:
@@ -457,16 +277,12 @@ class Engine:
         running = self._running
         assert running is not None
         step, plan = running.step, running.plan
-        running.cleanup.close()
-        self._infer_batch_size(step)
-        if plan.wants_gradients:
-            self._finish_pass(running)
-        self._arriving.clear()
-        if running.parts:
-            running.parts[-1].size = step.batch_size
-            if running.remaining:
-                self._running, self._paused = None, running
-                return False
+        self._gathering.finish(running.done[-1])
+        if len(running.done) < running.passes:
+            self._running, self._paused = None, running
+            return False
+        step.batch_size = sum(gathered.batch_size for gathered in running.done)
+        if running.passes > 1:
             self._join(running)
         self._put_in_order(running)
         self._observe(Moment.EXIT)
@@ -489,85 +305,38 @@ class Engine:
         self._flush()
         return True
 
-    def _finish_pass(self, running: _Running) -> None:
-        """Take what no layer reported in time, and note what cannot be had."""
-        step, collector = running.step, running.collector
-        known = collector.batch or (self._batch(running) if step.batch_size else None)
-        collector.finish([p for p in self.parameters.values() if p.requires_grad], known)
-        running.fault = running.fault or self._fault(running)
-        if running.fault is not None:
-            return
-        if not self._reduction_checked:
-            self._reduction_checked = True
-            times = running.scale.doubt(step.batch_size)
-            if times is not None:
-                self._on_doubt(step.global_step, times)
-        for parameter, why in collector.refused.items():
-            name = self._names.get(parameter)
-            if name is not None:
-                running.refused.add(name)
-                self._on_untracked(step.global_step, name, why)
-
     def _join(self, running: _Running) -> None:
         """Put the parts of a batch that came in several passes together."""
-        step, parts = running.step, running.parts
-        scale = AccumulatedScale([(part.scale, part.size or 1) for part in parts])
+        step, parts = running.step, running.done
+        scale = AccumulatedScale([(part.scale, part.batch_size or 1) for part in parts])
         step.scale, step.loss = scale, scale.loss()
-        step.batch_size = sum(part.size for part in parts)
-        losses = [part.individual_losses for part in parts if part.individual_losses is not None]
+        losses = [part.scale.individual for part in parts if part.scale.individual is not None]
         step.individual_losses = torch.cat(losses) if len(losses) == len(parts) else None
-        batch = Batch(step.batch_size, 1.0, self._memory_budget, self._seed_of(step), self._sizes)
-        factors = scale.factors()
+        batch, factors = self._gathering.batch(step.global_step, step.batch_size), scale.factors()
         for name, parameter in self.parameters.items():
             handles = [part.handles[name] for part in parts if name in part.handles]
             if len(handles) == len(parts):
                 with plain_arithmetic(parameter.device):
-                    self._meet_all(parameter, joint(batch, handles, factors))
+                    self._meet_all(joint(batch, handles, factors))
 
     def _put_in_order(self, running: _Running) -> None:
         """Give the values that were met parameter by parameter the order of the model."""
-        step, plan = running.step, running.plan
-        for name in running.refused:
+        step, plan, refused = running.step, running.plan, running.refused
+        for name in refused:
             self._waiting.pop(name, None)
         for need in [*plan.transforms, *plan.along_previous]:
-            value = step.values.get(need)
+            value = step.values.get(need, {})
             if running.fault is not None:
                 step.values[need] = Missing(running.fault)
-            elif isinstance(value, Missing):
-                continue
-            else:
+            elif not isinstance(value, Missing):
                 step.values[need] = PerParameter(
                     (name, value[name])
                     for name in self.parameters
-                    if value and name in value and name not in running.refused
+                    if name in value and name not in refused
                 ) or Missing("no parameter has individual gradients in this step")
         if running.fault is not None:
             self._waiting.clear()
             step.values |= {need: Missing(running.fault) for need in plan.along_update}
-
-    def _fault(self, running: _Running) -> str | None:
-        """Return why the individual gradients cannot be trusted as a whole, if so."""
-        scale, collector = running.scale, running.collector
-        if collector.batch is None and self.recorder is None:
-            return (
-                "no layer reported to BackPACK: the cockpit was given bare parameters, and then "
-                "the model has to be "
-                "extended with backpack.extend(model) before the forward pass, or better, given as "
-                "Cockpit(model, ...)"
-            )
-        if collector.batch is not None and not scale.seen:
-            return (
-                "the tensor given as 'loss' took no part in the backward pass; give the one on "
-                "which backward() is "
-                "called"
-            )
-        if running.early and scale.factor is not None and float(scale.factor) != 1.0:
-            return (
-                "the gradient reached a layer before it reached the tensor given as 'loss', so the "
-                "factor on it was "
-                "not known in time; give the loss on which backward() is called"
-            )
-        return None
 
     def _observe(self, moment: Moment) -> None:
         assert self._running is not None
@@ -607,9 +376,7 @@ class Engine:
         step.at_optimizer_step = at_optimizer_step
         needs = {need for entry in self._open if entry.step is step for need in entry.needs}
         with torch.no_grad():
-            for need in needs:
-                if need in step.values:
-                    continue
+            for need in needs - step.values.keys():
                 if isinstance(need, AlongUpdate):
                     step.values[need] = self._project(need, handles, update)
                 elif isinstance(need, OfUpdate):
@@ -624,22 +391,19 @@ class Engine:
         if not handles:
             return Missing("no parameter has individual gradients in this step")
         values: dict[Need, Any] = {}
-        for name in self.parameters:
-            if name not in handles:
-                continue
+        for name in (name for name in self.parameters if name in handles):
             handle = handles[name]
             if not handle.intact:
                 return Missing(
                     f"the input of the layer of {name} was modified in place before the update was "
                     "observed"
                 )
-            self._meet(values, need, name, partial(need.project, handle, update[name]))
+            with plain_arithmetic(handle.device):
+                self._meet(values, need, name, partial(need.project, handle, update[name]))
             handle.release()
         return values[need]
 
-    # -- results
-    #
-    # -----------------------------------------------------------------------------------------------------
+    # -- results ----------------------------------------------------------------------------------
 
     def _compute(self) -> None:
         """Compute every open quantity whose needs are met."""
@@ -667,7 +431,7 @@ class Engine:
     def _flush(self) -> None:
         results, self._results = self._results, []
         if results:
-            self._on_results(results)
+            self._reports.results(results)
 
     def close(self) -> None:
         """Settle what can be settled, report the rest as not checked, and take all hooks off."""
@@ -679,3 +443,9 @@ class Engine:
         self.updates.close()
         if self.recorder is not None:
             self.recorder.close()
+
+
+def _keep(gathered: Gathered, handle: IndividualGradients) -> None:
+    """Keep a part's individual gradients until the batch is complete."""
+    handle.release()
+    gathered.handles[handle.name] = handle

@@ -64,6 +64,11 @@ class LossScale:
         return self._loss
 
     @property
+    def individual(self) -> Tensor | None:
+        """The losses of the samples, without their graph, `[N]`."""
+        return self._individual
+
+    @property
     def seen(self) -> bool:
         """Whether what can be known is known: the gradient has passed the loss, or the loss has none."""
         return self.factor is not None or not self.expected

@@ -31,8 +31,8 @@ class PerParameter(dict[str, Any]):
 class PerModule(dict[str, Any]):
     """Values by module name, in the order in which the modules were called.
 
-    The names are those of ``model.named_modules()``; the model itself goes by its class. Where a module was called several times, the
-    second call is ``"name#2"``, and so on.
+    The names are those of ``model.named_modules()``; the model itself goes by its class. Where a
+    module was called several times, the second call is ``"name#2"``, and so on.
     """
 
 

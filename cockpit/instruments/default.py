@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
 from cockpit.instruments.instrument import Readable
-from cockpit.instruments.panel import Array, Color, Group, Heat, Mark, Panel, Scale
-from cockpit.instruments.reading import Curve, latest, trend
+from cockpit.instruments.panel import Array, Color, Group, Heat, Line, Mark, Panel
+from cockpit.instruments.reading import Curve, latest, scale_of, trend
 
 __all__ = ["panel"]
 
@@ -26,48 +25,11 @@ class Words:
 
 
 KNOWN = {
-    "HessMaxEV": Words(
-        "CURVATURE", "Largest curvature of the loss; plain SGD is unstable once it exceeds 2/η."
-    ),
     "PreconditionedSharpness": Words(
         "CURVATURE", "Sharpness as the optimizer feels it; above the stability bound steps diverge."
     ),
-    "HessTrace": Words(
-        "CURVATURE", "Sum of the curvature per parameter; falling values mean flatter surroundings."
-    ),
     "DirectionalCurvature": Words(
         "CURVATURE", "Curvature along the gradient and along the update; negative along a ridge."
-    ),
-    "TICDiag": Words(
-        "CURVATURE", "Noise relative to curvature; falling values go with better generalisation."
-    ),
-    "TICTrace": Words(
-        "CURVATURE", "Noise relative to curvature; falling values go with better generalisation."
-    ),
-    "CABS": Words("GRADIENTS", "The batch size that the gradient noise asks for right now."),
-    "EarlyStopping": Words(
-        "GRADIENTS", "Above 0 the gradient is no more than noise, and training can stop."
-    ),
-    "MeanGSNR": Words(
-        "GRADIENTS", "Signal-to-noise ratio of the gradient; higher means that samples agree."
-    ),
-    "GradientNoiseScale": Words(
-        "GRADIENTS", "Batch sizes far above the noise scale waste samples, far below it waste time."
-    ),
-    "GradientAlignment": Words(
-        "GRADIENTS", "How much individual gradients agree; a high negative share means conflict."
-    ),
-    "UpdateRatio": Words(
-        "STEP SIZE", "Update relative to the weights; about 0.001 is typical in a healthy layer."
-    ),
-    "LostUpdates": Words(
-        "STEP SIZE", "Share of entries that rounding left unmoved; should be close to 0."
-    ),
-    "AdamStaleness": Words(
-        "STEP SIZE", "Gradient against Adam's memory of it; far above 1 the memory is stale."
-    ),
-    "ActivationStats": Words(
-        "ACTIVATIONS", "Statistics per module; rows that change abruptly deserve a look."
     ),
 }
 HYPERPARAMETERS = re.compile(
@@ -109,7 +71,7 @@ def panel(run: Readable, quantity: str) -> Panel | None:
         values,
         "value",
         names=tuple(curves),
-        scale="log" if _scale([values]) == "log" else "linear",
+        scale="log" if scale_of(values) == "log" else "linear",
     )
     return Panel(_title(quantity), words.group, how, (heat,))
 
@@ -120,17 +82,8 @@ def _steps(frame: pd.Series | pd.DataFrame) -> Array:
 
 def _lines(quantity: str, words: Words, marks: tuple[Mark, ...], headline: str) -> Panel:
     how = words.how_to_read or "Faint: every tracked step; strong: the moving average."
-    scale = _scale([y for mark in marks if (y := getattr(mark, "y", None)) is not None])
+    scale = scale_of(*(mark.y for mark in marks if isinstance(mark, Line)))
     return Panel(_title(quantity), words.group, how, marks, scale=scale, headline=headline)
-
-
-def _scale(values: list[Array]) -> Scale:
-    """Return a logarithmic scale for values over two decades, symlog for both signs."""
-    joined = np.concatenate([np.ravel(v) for v in values])
-    size = np.abs(joined[np.isfinite(joined) & (joined != 0)])
-    if not size.size or size.max() < 100 * np.quantile(size, 0.02):
-        return "linear"
-    return "symlog" if (joined < 0).any() else "log"
 
 
 def _group(quantity: str) -> Group:

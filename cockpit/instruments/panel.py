@@ -97,7 +97,7 @@ class Heat:
     """A heat map: `values` `[rows, n]` over x `[n]`, a row per name or interval of `edges`.
 
     Named rows are listed from top to bottom; the intervals of `edges` `[rows + 1]` lie on a y axis
-    as usual. `label` says what the colour means.
+    as usual. `label` says what the colour means. Colours span `limits`, or the values without them.
     """
 
     x: Array
@@ -106,6 +106,7 @@ class Heat:
     names: tuple[str, ...] = ()
     edges: Array | None = None
     scale: Literal["linear", "log"] = "linear"
+    limits: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,27 @@ import numpy as np
 import pandas as pd
 
 from cockpit.instruments.instrument import Readable
-from cockpit.instruments.panel import Array, Color, Line
+from cockpit.instruments.panel import Array, Band, Color, Line, Mark, Scale
 
 __all__ = [
     "Curve",
     "Table",
+    "before",
     "curve",
     "latest",
     "moving",
+    "newest",
     "number",
     "robust_range",
+    "scale_of",
+    "spread",
+    "stacked",
     "table",
     "trend",
 ]
+
+WHOLE = "(whole model)"
+"""What the model itself is called among its modules."""
 
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -35,13 +43,13 @@ class Curve:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """One value per parameter and step: `values` `[parameters, n]`, NaN where there is none."""
+    """One value per parameter (or module) and step: `values` `[names, n]`, NaN where none is."""
 
     names: tuple[str, ...]
     steps: Array
     values: Array
     total: Curve
-    """Square root of the sum of squares over the parameters that a step has."""
+    """Square root of the sum of squares over what a step has."""
 
 
 def curve(run: Readable, quantity: str, part: str = "") -> Curve | None:
@@ -55,23 +63,73 @@ def curve(run: Readable, quantity: str, part: str = "") -> Curve | None:
     return Curve(frame["step"].to_numpy(float), frame["value"].to_numpy(float))
 
 
-def table(run: Readable, quantity: str) -> Table | None:
-    """Return the per-parameter values of a quantity, in model order."""
+def table(run: Readable, quantity: str, key: str = "") -> Table | None:
+    """Return the values of a quantity by parameter, in model order, or by module, as they appear.
+
+    Args:
+        run: The run.
+        quantity: Name of the quantity.
+        key: Which of the values that the quantity has of each, such as ``"norm"``. Values of modules
+            are found by key only.
+
+    Returns:
+        The table, or `None` when there are no such values.
+    """
     if quantity not in run.quantities:
         return None
     frame = run.scalars(quantity)
-    frame = _tidy(frame[frame["part"].isin(run.parameters)])
+    if key:
+        frame = frame[(frame["part"] == key) | frame["part"].str.startswith(f"{key}/")]
+        frame = frame.assign(part=frame["part"].str.slice(len(key) + 1))
+    else:
+        frame = frame[frame["part"].isin(run.parameters)]
+    frame = _tidy(frame)
     if frame.empty:
         return None
-    recorded = set(frame["part"])
-    names = tuple(name for name in run.parameters if name in recorded)
+    recorded = list(dict.fromkeys(frame["part"]))
+    known = set(run.parameters)
+    if known.issuperset(recorded):
+        recorded = [name for name in run.parameters if name in set(recorded)]
     steps, column = np.unique(frame["step"].to_numpy(float), return_inverse=True)
-    values = np.full((len(names), len(steps)), np.nan)
+    values = np.full((len(recorded), len(steps)), np.nan)
     numbers = frame["value"].to_numpy(float)
-    values[frame["part"].map({name: i for i, name in enumerate(names)}), column] = numbers
+    values[frame["part"].map({name: i for i, name in enumerate(recorded)}), column] = numbers
     with np.errstate(over="ignore"):
         total = np.sqrt(np.bincount(column, weights=numbers**2, minlength=len(steps)))
+    names = tuple(name or WHOLE for name in recorded)
     return Table(names, steps, values, Curve(steps, total))
+
+
+def stacked(run: Readable, quantity: str, part: str) -> tuple[Array, Array] | None:
+    """Return the steps `[n]` and, as rows, the arrays `[n, k]` of one part; short ones with NaN."""
+    if quantity not in run.quantities:
+        return None
+    frame = run.arrays(quantity)
+    frame = _tidy(frame[frame["part"] == part])
+    if frame.empty:
+        return None
+    arrays = [np.asarray(value, float).ravel() for value in frame["value"]]
+    rows = np.full((len(arrays), max(len(array) for array in arrays)), np.nan)
+    for row, array in zip(rows, arrays, strict=True):
+        row[: len(array)] = array
+    return frame["step"].to_numpy(float), rows
+
+
+def newest(run: Readable, quantity: str) -> tuple[int, dict[str, Array]] | None:
+    """Return the last step that has arrays of a quantity, and these by their parts."""
+    frame = run.arrays(quantity) if quantity in run.quantities else None
+    if frame is None or frame.empty:
+        return None
+    step = int(frame["step"].max())
+    frame = _tidy(frame[frame["step"] == step])
+    values = [np.asarray(value, float) for value in frame["value"]]
+    return step, dict(zip(frame["part"], values, strict=True))
+
+
+def before(data: Curve, steps: Array) -> Array:
+    """Return at each of the steps the last value known by then; the first one before all."""
+    places = np.searchsorted(data.steps, steps, side="right") - 1
+    return data.values[np.maximum(places, 0)]
 
 
 def moving(values: Array, kind: str = "mean", share: float = 0.05) -> Array:
@@ -93,6 +151,28 @@ def trend(
         Line(data.steps, data.values, "", color, "faint"),
         Line(data.steps, moving(data.values, kind), label, color),
     )
+
+
+def spread(data: Table, color: Color = "blue", label: str = "all parameters") -> tuple[Mark, ...]:
+    """Return the median over all rows as a line, and the range of all of them as a band."""
+    finite = np.where(np.isfinite(data.values), data.values, np.nan)
+    middle = pd.DataFrame(finite).median().to_numpy(float)
+    if len(data.names) == 1:
+        return trend(Curve(data.steps, middle), data.names[0], color)
+    low, high = np.fmin.reduce(finite), np.fmax.reduce(finite)
+    return (
+        Band(data.steps, low, high, label, color),
+        *trend(Curve(data.steps, middle), "their median", color),
+    )
+
+
+def scale_of(*values: Array) -> Scale:
+    """Return a logarithmic scale for values over two decades, symlog for both signs."""
+    joined = np.concatenate([np.zeros(0), *(np.ravel(v) for v in values)])
+    size = np.abs(joined[np.isfinite(joined) & (joined != 0)])
+    if not size.size or size.max() < 100 * np.quantile(size, 0.02):
+        return "linear"
+    return "symlog" if (joined < 0).any() else "log"
 
 
 def robust_range(values: Array, low: float, high: float, limit: float) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,14 +15,24 @@ from matplotlib.patches import FancyBboxPatch
 
 from cockpit.instruments.panel import Group, Panel
 from cockpit.plotting.letters import shorten, width_of
+from cockpit.plotting.marks import Pen
 from cockpit.plotting.matplotlib import caption, caption_height, draw_body, pen_for
 from cockpit.plotting.scales import set_steps, step_range
 from cockpit.plotting.theme import Theme, theme_of
 
-__all__ = ["Section", "arrange", "draw_figure"]
+__all__ = ["Section", "arrange", "draw_figure", "figure_size"]
 
 ASPECT = 1.25
 """Width over height that a card should have."""
+
+BREAK = 0.03
+"""What it costs to continue a group in a row that it shares, in squares of logarithms of shapes."""
+
+BODY = 0.4
+"""Share of a card's height that is kept for the picture itself, whatever is written above it."""
+
+WIDTH, HEIGHT, COLUMNS = 16.0, 9.0, 5
+"""Size in inches of a figure of few panels; with more of them, it has so many columns and is taller."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +63,18 @@ def arrange(panels: Sequence[Panel], width: float, height: float) -> list[Row]:
     groups = [Section(group, tuple(items)) for group, items in groupby(panels, lambda p: p.group)]
     if not groups:
         return []
-    choices = [_rows(groups, columns) for columns in range(1, 8)]
+    choices = [
+        rows
+        for columns in range(1, 13)
+        for rows in (_rows(groups, columns), _flow(panels, columns))
+    ]
     return min(choices, key=lambda rows: _strain(rows, width, height))
+
+
+def figure_size(panels: Sequence[Panel]) -> tuple[float, float]:
+    """Return the width and height in inches at which all panels are large enough to be read."""
+    rows = math.ceil(len(panels) / COLUMNS)
+    return WIDTH, max(HEIGHT, 0.6 + rows * WIDTH / COLUMNS / ASPECT)
 
 
 def draw_figure(
@@ -121,11 +141,25 @@ def _rows(groups: list[Section], columns: int) -> list[Row]:
     return rows
 
 
+def _flow(panels: Sequence[Panel], columns: int) -> list[Row]:
+    """Return rows of about equal length, at most `columns`, in which groups begin anywhere."""
+    lines = math.ceil(len(panels) / columns)
+    parts = ([panels[i] for i in part] for part in np.array_split(np.arange(len(panels)), lines))
+    return [
+        [Section(group, tuple(items)) for group, items in groupby(part, lambda p: p.group)]
+        for part in parts
+    ]
+
+
 def _strain(rows: list[Row], width: float, height: float) -> float:
-    """Return how far the cards are from the shape that they should have."""
+    """Return how far the cards are from the shape that they should have, and groups from one row."""
     counts = [sum(len(section.panels) for section in row) for row in rows]
     shapes = [width / count / (height / len(rows)) for count in counts for _ in range(count)]
-    return float(np.mean(np.square(np.log(np.array(shapes) / ASPECT))))
+    broken = sum(
+        before[-1].group == after[0].group and len(before) + len(after) > 2
+        for before, after in pairwise(rows)
+    )
+    return float(np.mean(np.square(np.log(np.array(shapes) / ASPECT)))) + BREAK * broken
 
 
 def _letters(rows: list[Row], width: float, height: float) -> float:
@@ -292,8 +326,21 @@ def _fit(row: list[Cell], theme: Theme, log_steps: bool, letters: float) -> None
     bottom = max(overhang[1] for overhang in overhangs) + 0.8 * pad
     for cell, (left, _, right) in zip(row, overhangs, strict=True):
         width = cell.width * 72 - 2 * pad
+        room = (1 - BODY) * cell.height * 72 - bottom - 0.6 * pad
         _place(cell, left + pad, bottom, right + pad, 7.0 * letters)
         pen = pen_for(cell.axes, theme, log_steps, letters)
-        top = caption_height(cell.panel, cell.axes, pen, width)
+        top = caption_height(cell.panel, cell.axes, pen, width, room)
         _place(cell, left + pad, bottom, right + pad, top + 0.6 * pad)
-        caption(cell.panel, cell.axes, pen, width, top, left)
+        pen = pen_for(cell.axes, theme, log_steps, letters)
+        caption(cell.panel, cell.axes, pen, width, top, left, room)
+        _drop_long_labels(cell, pen)
+
+
+def _drop_long_labels(cell: Cell, pen: Pen) -> None:
+    """Remove the axis labels that are longer than their axis, as they would touch other cards."""
+    for axis in [cell.axes.yaxis, *(child.yaxis for child in cell.axes.child_axes)]:
+        label = axis.label
+        if label.get_rotation() and width_of(label.get_text(), pen.letters) > pen.height:
+            label.set_text("")
+    label = cell.axes.xaxis.label
+    label.set_text(shorten(label.get_text(), pen.width + pen.letters, pen.letters))

@@ -17,7 +17,7 @@ def width_of(text: str, size: float, weight: str = "normal") -> float:
     """Return the width of a text in points, with some reserve for how small letters are rounded."""
     properties = FontProperties(size=size, weight=weight)
     return (
-        float(text_to_path.get_text_width_height_descent(text, properties, ismath=False)[0]) * 1.04
+        float(text_to_path.get_text_width_height_descent(text, properties, ismath=False)[0]) * 1.1
     )
 
 
@@ -40,7 +40,7 @@ def shorten(name: str, width: float, size: float) -> str:
     while keep > 3 and width_of(short, size) > width:
         keep -= 1
         short = (
-            f"{name[: math.ceil(keep * 0.4)]}…{name[len(name) - keep + math.ceil(keep * 0.4) :]}"
+            f"{name[: math.ceil(keep * 0.5)]}…{name[len(name) - keep + math.ceil(keep * 0.5) :]}"
         )
     return short
 

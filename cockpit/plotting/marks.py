@@ -139,7 +139,7 @@ def _heat(mark: Heat, axes: Axes, pen: Pen) -> None:
         np.asarray(mark.x, float), np.asarray(mark.values, float), pen.log_steps
     )
     rows = np.arange(len(values) + 1.0) if mark.edges is None else mark.edges
-    norm, two_sided = _norm(values, mark.scale)
+    norm, two_sided = _norm(values, mark)
     # a cell without a number keeps the colour of "missing", infinities get the ends of the map
     shown = np.ma.masked_invalid(np.clip(values, norm.vmin, norm.vmax))
     mesh = axes.pcolormesh(
@@ -159,11 +159,13 @@ def _heat(mark: Heat, axes: Axes, pen: Pen) -> None:
     _color_bar(mesh, mark.label, axes, pen)
 
 
-def _norm(values: Array, scale: str) -> tuple[Normalize, bool]:
+def _norm(values: Array, mark: Heat) -> tuple[Normalize, bool]:
     """Return how values become colours, and whether the colours have two sides."""
+    if mark.limits is not None:
+        return (LogNorm if mark.scale == "log" else Normalize)(*mark.limits), False
     finite = values[np.isfinite(values)]
     positive = finite[finite > 0]
-    if scale == "log" and positive.size:
+    if mark.scale == "log" and positive.size:
         high = float(positive.max())
         low = max(float(positive.min()), high * 1e-9)
         return LogNorm(low, high if high > low else low * 10), False
@@ -179,7 +181,7 @@ def _name_rows(names: tuple[str, ...], axes: Axes, pen: Pen) -> None:
     every = max(1, int(np.ceil(len(names) * pen.letters * 1.15 / pen.height)))
     shown = np.arange(0, len(names), every)
     size = 0.95 * pen.letters
-    labels = shorten_all(names, 0.5 * pen.width, size)
+    labels = shorten_all(names, 0.45 * pen.width, size)
     axes.set_yticks(shown + 0.5, [labels[i] for i in shown])
     axes.tick_params(axis="y", length=0, labelsize=size)
     axes.invert_yaxis()

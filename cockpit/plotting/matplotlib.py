@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from cockpit.instruments.panel import Panel, Reference
-from cockpit.plotting.letters import width_of, wrap
+from cockpit.plotting.letters import shorten, width_of, wrap
 from cockpit.plotting.marks import Pen, draw_mark, mark_edges
 from cockpit.plotting.references import draw_references
 from cockpit.plotting.scales import has_data, heights, set_limits, set_scale, set_ticks
@@ -96,16 +96,29 @@ def draw_body(panel: Panel, axes: Axes, pen: Pen) -> None:
     _legend(axes, pen)
 
 
-def caption_height(panel: Panel, axes: Axes, pen: Pen, width: float) -> float:
-    """Return the room in points that the words above the axes, and their legend, need."""
-    title, lines, _ = _break(panel, pen.letters, width)
+def caption_height(panel: Panel, axes: Axes, pen: Pen, width: float, room: float = np.inf) -> float:
+    """Return the height in points of the words above the axes and of the legend.
+
+    Where there is not enough `room`, the sentence on how to read the picture goes first, and the
+    legend next.
+    """
+    legend = axes.get_legend()
+    if legend and pen.letters * (0.85 + 1.2 * TITLE) + _legend_height(axes, pen) > room:
+        legend.remove()
+    title, lines, _ = _break(panel, axes, pen, width, room)
     return _legend_height(axes, pen) + pen.letters * (
         0.55 + 1.22 * len(lines) + 0.3 * bool(lines) + 1.2 * TITLE * len(title)
     )
 
 
 def caption(
-    panel: Panel, axes: Axes, pen: Pen, width: float, height: float, left: float = 0.0
+    panel: Panel,
+    axes: Axes,
+    pen: Pen,
+    width: float,
+    height: float,
+    left: float = 0.0,
+    room: float = np.inf,
 ) -> None:
     """Write title, headline and how to read it above the axes.
 
@@ -116,9 +129,10 @@ def caption(
         width: How wide the text may be, in points.
         height: How far above the axes the text starts, in points; at least `caption_height`.
         left: How far left of the axes the text starts, in points.
+        room: As in `caption_height`.
     """
     theme, letters, big = pen.theme, pen.letters, TITLE * pen.letters
-    title, lines, headline = _break(panel, letters, width)
+    title, lines, headline = _break(panel, axes, pen, width, room)
     level = height - big * 1.2 * len(title) + 0.2 * big
     axes.set_title(
         "\n".join(title),
@@ -141,13 +155,19 @@ def caption(
         _write(axes, line, -left, level, letters, theme.muted)
 
 
-def _break(panel: Panel, letters: float, width: float) -> tuple[list[str], list[str], str]:
-    """Return the lines of title and how to read it, and the headline if there is room for it."""
-    big = TITLE * letters
+def _break(
+    panel: Panel, axes: Axes, pen: Pen, width: float, room: float
+) -> tuple[list[str], list[str], str]:
+    """Return the lines of title and how to read it, and the headline, as far as there is room."""
+    letters, big = pen.letters, TITLE * pen.letters
     taken = width_of(panel.headline, big, "bold") + letters
     fits = panel.headline not in ("", "NaN") and taken + width_of(panel.title, big, "bold") <= width
-    title = wrap(panel.title, width, big, "bold")
-    return title, wrap(panel.how_to_read, width, letters), panel.headline if fits else ""
+    title, lines = wrap(panel.title, width, big, "bold"), wrap(panel.how_to_read, width, letters)
+    taken = _legend_height(axes, pen) + letters * 0.85 + 1.2 * big * len(title)
+    if taken + 1.22 * letters * len(lines) > room:
+        lines = []
+        title = title if len(title) < 2 or taken <= room else [shorten(panel.title, width, big)]
+    return title, lines, panel.headline if fits else ""
 
 
 def _legend_height(axes: Axes, pen: Pen) -> float:

@@ -44,6 +44,8 @@ def _words_above(references: list[Reference], axes: Axes, pen: Pen) -> None:
     places = sorted((r.value - low) / ((high - low) or 1) * pen.width for r in references)
     widest = max((width_of(r.label, pen.letters) for r in references), default=0.0)
     upright = bool(len(places) > 1 and np.diff(places).min() < widest + 0.6 * pen.letters)
+    if upright and widest > 0.6 * pen.height:
+        return  # no room for words: they would hide the picture
     for reference in references:
         axes.annotate(
             reference.label,
@@ -58,8 +60,14 @@ def _words_above(references: list[Reference], axes: Axes, pen: Pen) -> None:
 
 
 def _words_beside(references: list[Reference], axes: Axes, pen: Pen) -> None:
-    """Write the words of several horizontal lines to the right of the picture."""
+    """Write the words of several horizontal lines to the right, those that do not touch others."""
+    place = axes.transData + axes.transAxes.inverted()
+    taken: list[float] = []
     for reference in references:
+        level = place.transform((axes.get_xlim()[0], reference.value))[1] * pen.height
+        if any(abs(level - other) < pen.letters for other in taken):
+            continue
+        taken.append(level)
         axes.annotate(
             reference.label,
             (1, reference.value),

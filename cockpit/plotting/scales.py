@@ -52,11 +52,9 @@ def set_scale(panel: Panel, axes: Axes, values: Array) -> None:
 
 def set_limits(panel: Panel, axes: Axes, values: Array, pen: Pen) -> None:
     """Set what part of the axes is seen; call it when the marks are drawn."""
-    if any(isinstance(m, Heat) for m in panel.marks):
-        pass
-    elif panel.y_range is not None:
+    if panel.y_range is not None:
         axes.set_ylim(panel.y_range)
-    elif values.size:
+    elif values.size and not any(isinstance(m, Heat) for m in panel.marks):
         words = [m.value for m in panel.marks if isinstance(m, Reference) and m.axis == "y"]
         bars = any(isinstance(m, Bars) for m in panel.marks)
         named = any(isinstance(m, Reference) and m.axis == "x" for m in panel.marks)
@@ -127,7 +125,10 @@ def set_ticks(panel: Panel, axes: Axes, pen: Pen) -> None:
     across = int(np.clip(pen.width / (pen.letters * 4.2), 2, 8))
     up = int(np.clip(pen.height / (pen.letters * 2.6), 2, 7))
     if not panel.over_steps:
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=across, steps=[1, 2, 2.5, 5, 10]))
+        counted = [np.asarray(m.x, float) for m in panel.marks if isinstance(m, Line)]
+        whole = bool(counted) and all((x == np.round(x)).all() for x in counted)
+        steps = [1, 2, 5, 10] if whole else [1, 2, 2.5, 5, 10]
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=across, steps=steps, integer=whole))
         axes.xaxis.set_major_formatter(FuncFormatter(tick_text))
         axes.xaxis.set_minor_locator(NullLocator())
     if any(isinstance(m, Heat) and m.names for m in panel.marks):

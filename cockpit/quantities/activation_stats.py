@@ -45,8 +45,8 @@ BOUNDED: dict[type[nn.Module], tuple[float, float]] = {
 
 
 @dataclass(frozen=True)
-class OutputStatistics(InForward):
-    """Statistics of the output of every module, each `[]`.
+class OutputMoments(InForward):
+    """What the statistics of every module's output are made from: see `moments`, and `saturation`.
 
     Args:
         tau: See `ActivationStats`.
@@ -56,8 +56,8 @@ class OutputStatistics(InForward):
     tau: float
     modules: tuple[Which, ...] | None
 
-    def see(self, name: str, call: Call, output: Any) -> dict[str, Tensor] | None:
-        """Return the statistics by their names."""
+    def see(self, name: str, call: Call, output: Any) -> tuple[Tensor, Tensor | None] | None:
+        """Return both."""
         if not self._includes(name.partition("#")[0], call.module):
             return None
         if not isinstance(output, Tensor) or not output.is_floating_point():
@@ -67,7 +67,7 @@ class OutputStatistics(InForward):
         h = output.detach()
         if h.dtype in (torch.float16, torch.bfloat16):
             h = h.float()
-        return statistics(h, units_of(call.module, h), self.tau) | saturation(call.module, h)
+        return moments(h, units_of(call.module, h), self.tau), saturation(call.module, h)
 
     def _includes(self, name: str, module: nn.Module) -> bool:
         if self.modules is None:
@@ -79,32 +79,29 @@ class OutputStatistics(InForward):
         )
 
 
-def statistics(h: Tensor, units: int, tau: float) -> dict[str, Tensor]:
-    """Return what can be said of any output."""
+def moments(h: Tensor, units: int, tau: float) -> Tensor:
+    """Return mean, second and fourth central moment, activity, and shares of zeros and of dormant units, `[6]`."""
+    # One temporary of the output's size, and no count_nonzero, which stumbles over random zeros:
+    # both are most of the time that this takes.
     mean = h.mean()
-    squares = (h - mean).square_()
-    variance = squares.mean()
+    work = h - mean
+    second = work.square_().mean()
+    fourth = work.square_().mean()
+    torch.abs(h, out=work)
     others = [dim for dim in range(h.dim()) if dim != units]
-    activity = h.abs().mean(others) if others else h.abs()
+    activity = work.mean(others) if others else work.clone()
     average = activity.mean()
-    dormant = activity <= tau * average
-    return {
-        "mean": mean,
-        "std": variance.sqrt(),
-        "rms": (mean.square() + variance).sqrt(),
-        "kurtosis": squares.square_().mean() / variance.square() - 3,
-        "zeros": (h.numel() - h.count_nonzero()) / h.numel(),
-        # What is not finite is not dormant; it makes this share NaN rather than smaller.
-        "dormant": dormant.to(h.dtype).mean() + 0 * average,
-    }
+    dormant = activity.le_(tau * average).mean()
+    zeros = work.eq_(0).mean()
+    return torch.stack([mean, second, fourth, average, zeros, dormant])
 
 
-def saturation(module: nn.Module, h: Tensor) -> dict[str, Tensor]:
+def saturation(module: nn.Module, h: Tensor) -> Tensor | None:
     """Return the share of saturated values, for modules with a bounded range."""
     for kind, (centre, limit) in BOUNDED.items():
         if isinstance(module, kind):
-            return {"saturated": ((h - centre).abs() > limit).to(h.dtype).mean()}
-    return {}
+            return (h - centre).abs_().gt_(limit).mean()
+    return None
 
 
 def units_of(module: nn.Module, h: Tensor) -> int:
@@ -138,6 +135,8 @@ class ActivationStats(Quantity):
 
     Source: dormant units: Sokar, Agarwal, Castro & Evci (2023), arXiv:2302.12902;
     saturation: Glorot & Bengio (2010).
+
+    With accumulation: the outputs of the first micro-batch.
 
     Args:
         track_schedule: On which steps it is tracked.
@@ -182,22 +181,35 @@ class ActivationStats(Quantity):
         object.__setattr__(self, "modules", tuple(self.modules))
 
     @property
-    def outputs(self) -> OutputStatistics:
+    def moments(self) -> OutputMoments:
         """The need of these settings."""
-        return OutputStatistics(self.tau, None if self.modules is None else tuple(self.modules))
+        return OutputMoments(self.tau, None if self.modules is None else tuple(self.modules))
 
     def needs(self) -> tuple[Need, ...]:
-        """Return the statistics of these settings."""
-        return (self.outputs,)
+        """Return the moments of these settings."""
+        return (self.moments,)
 
     def compute(self, step: Step) -> dict[str, PerModule]:
         """Return the statistics, by their names and by module, each `[]`."""
-        of_modules: PerModule = step[self.outputs]
-        if not of_modules:
+        seen: PerModule = step[self.moments]
+        if not seen:
             which = "" if self.modules is None else f" of those in modules={self.modules!r}"
             raise NotChecked(f"no module{which} was called that returns one floating-point tensor")
-        statistics: dict[str, PerModule] = {}
-        for module, of_one in of_modules.items():
-            for name, value in of_one.items():
-                statistics.setdefault(name, PerModule())[module] = value
-        return statistics
+        device = next(iter(seen.values()))[0].device
+        table = torch.stack([of_one.to(device) for of_one, _ in seen.values()])  # [modules, 6]
+        mean, second, fourth, activity, zeros, dormant = table.unbind(1)
+        columns = {
+            "mean": mean,
+            "std": second.sqrt(),
+            "rms": (mean.square() + second).sqrt(),
+            "kurtosis": fourth / second.square() - 3,
+            "zeros": zeros,
+            # What is not finite is not dormant; it makes this share NaN rather than smaller.
+            "dormant": dormant + 0 * activity,
+        }
+        statistics = {
+            name: PerModule(zip(seen, column.unbind(), strict=True))
+            for name, column in columns.items()
+        }
+        saturated = ((module, share) for module, (_, share) in seen.items() if share is not None)
+        return {**statistics, "saturated": PerModule(saturated)}

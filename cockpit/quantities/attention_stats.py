@@ -141,6 +141,8 @@ class AttentionStats(Quantity):
     goes before a diverging loss. Heads that stay at the upper end do not choose.
 
     Source: Zhai et al. (2023), arXiv:2303.06296; Dehghani et al. (2023), arXiv:2302.05442.
+
+    With accumulation: the attention of the first micro-batch.
     """
 
     moments = AttentionMoments()

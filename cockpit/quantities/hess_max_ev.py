@@ -26,6 +26,8 @@ class HessMaxEV(Quantity):
 
     Source: Lanczos (1950); Cohen et al. (2021), arXiv:2103.00065, for the edge of stability.
 
+    With accumulation: the Hessian is that of the first micro-batch.
+
     Args:
         track_schedule: On which steps it is tracked.
         verbose: Whether to print the value.

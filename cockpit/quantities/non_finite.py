@@ -17,40 +17,51 @@ from cockpit.quantities.quantity import Outcome, Quantity
 
 @dataclass(frozen=True)
 class NonFiniteOutputs(InForward):
-    """Counts of NaN and infinities in the output of every module, `[n]` by its first dimension."""
+    """NaN and infinities in the output of every module: their count, `[]`, and which entries have them.
 
-    def see(self, name: str, call: Call, output: Any) -> Tensor | None:
-        """Return the counts; `[1]` where the output's tensors differ in their first dimension."""
-        counts = [non_finite(tensor) for tensor in floating(output)]
-        if len({len(of_one) for of_one in counts}) > 1:
-            counts = [of_one.sum().reshape(1) for of_one in counts]
-        return torch.stack(counts).sum(0) if counts else None
+    The entries are those of the first dimension, `[n]`; None where the tensors of an output differ in
+    its length.
+    """
+
+    def see(self, name: str, call: Call, output: Any) -> tuple[Tensor, Tensor | None] | None:
+        """Return both."""
+        tensors = floating(output)
+        if not tensors:
+            return None
+        differences = [zero_or_nan(tensor) for tensor in tensors]
+        count = torch.stack([d.count_nonzero() for d in differences]).sum()
+        if len({d.shape[:1] for d in differences}) > 1 or not differences[0].dim():
+            return count, None
+        rows = torch.stack([d.reshape(len(d), -1).sum(1) for d in differences])
+        return count, rows.isnan().any(0)
 
 
 @dataclass(frozen=True)
 class NonFiniteGradients(Observation):
-    """Count of NaN and infinities in ``parameter.grad``, per parameter `[]`; 0 where there is none."""
+    """Whether ``parameter.grad`` has NaN or infinities, per parameter `[]`; false where there is none."""
 
     moment = Moment.EXIT
 
     def observe(self, step: Step) -> PerParameter:
-        """Return the counts."""
-        counts = PerParameter()
+        """Return the answers."""
+        extremes = {}
         for name, parameter in step.parameters.items():
             grad = parameter.grad
-            if grad is None:
-                counts[name] = torch.zeros((), dtype=torch.int64, device=parameter.device)
-            else:
-                values = grad.coalesce().values() if grad.is_sparse else grad
-                counts[name] = (values - values).count_nonzero()
-        return counts
+            if grad is not None and grad.is_sparse:
+                grad = grad.coalesce().values()
+            if grad is not None and grad.numel():
+                extremes[name] = torch.stack(torch.aminmax(grad.detach()))  # NaN if one is
+        device = next(iter(step.parameters.values())).device
+        hit = dict.fromkeys(step.parameters, torch.zeros((), dtype=torch.bool, device=device))
+        if extremes:
+            table = torch.stack([of_one.to(device) for of_one in extremes.values()])
+            hit |= zip(extremes, table.isfinite().all(1).logical_not().unbind(), strict=True)
+        return PerParameter(hit)
 
 
-def non_finite(tensor: Tensor) -> Tensor:
-    """Return how many values are not finite in each entry of the first dimension, `[n]`."""
-    tensor = tensor.detach()
-    rows = tensor.reshape(len(tensor), -1) if tensor.dim() else tensor.reshape(1, 1)
-    return (rows - rows).count_nonzero(1)  # x - x is 0 for finite x, and else NaN, which is not 0
+def zero_or_nan(tensor: Tensor) -> Tensor:
+    """Return x - x: 0 where x is finite, and NaN, which counts as nonzero, where it is not."""
+    return tensor.detach() - tensor.detach()
 
 
 def floating(output: Any) -> list[Tensor]:
@@ -72,14 +83,14 @@ class NonFinite(Quantity):
     in their gradient, a value that is not finite; ``samples``, how many samples have such a value in
     the first such output. The details tell which: ``values`` (count of such values in the output of
     every module), ``order`` (place of the module among all, in the order in which they returned, from
-    0), ``gradient_values`` (count in ``parameter.grad`` of every parameter), ``by_sample`` (`[N]`,
-    count for each sample in that first output).
+    0), ``hit`` (1 for every parameter with such a gradient, 0 for the others), ``by_sample`` (`[N]`,
+    true for those samples).
 
     The first module is the one of the smallest ``order`` with ``values`` above 0. A module that
     contains others returns after them. Gradients flow from the end of the model to its beginning,
-    so that the last parameter, in the order of the model, with ``gradient_values`` above 0 is the
-    first one that was hit. Samples are told apart where the first dimension of an output is as long
-    as the batch; "the first output" is the first one for which that holds.
+    so that of the parameters with ``hit`` the last one, in the order of the model, was hit first.
+    Samples are told apart where the first dimension of an output is as long as the batch; "the
+    first output" is the first one for which that holds.
 
     How to read it: all are 0 in a healthy run. With gradient scaling, an infinite gradient now and
     then is usual: the scaler skips that step. With finite modules and gradients that are not, look
@@ -87,6 +98,9 @@ class NonFinite(Quantity):
     at the data, all of them at the step size or the precision.
 
     Source: the definition of floating-point numbers, IEEE 754.
+
+    With accumulation: the outputs of the first micro-batch, whose samples are not told apart; the
+    gradients of the whole batch.
     """
 
     outputs = NonFiniteOutputs()
@@ -95,19 +109,23 @@ class NonFinite(Quantity):
     def compute(self, step: Step) -> Outcome:
         """Return the three numbers, each `[]`; by module, parameter and sample in the details."""
         outputs, gradients = step[self.outputs], step[self.gradients]
-        values = PerModule((name, rows.sum()) for name, rows in outputs.items())
+        values = PerModule((name, count) for name, (count, _) in outputs.items())
         value = {"modules": number_above_zero(values), "gradients": number_above_zero(gradients)}
         details: dict[str, Any] = {
             "values": values,
             "order": PerModule((name, place) for place, name in enumerate(outputs)),
-            "gradient_values": gradients,
+            "hit": gradients,
         }
-        aligned = [rows for rows in outputs.values() if len(rows) == step.batch_size]
+        aligned = [
+            rows
+            for _, rows in outputs.values()
+            if rows is not None and len(rows) == step.batch_size
+        ]
         if aligned:
             table = torch.stack([rows.to(aligned[0].device) for rows in aligned])  # [modules, N]
-            first = table.any(1).int().argmax()  # of all zeros, it is 0
+            first = table.any(1).int().argmax()  # 0 where there is none
             details["by_sample"] = table.index_select(0, first.reshape(1))[0]
-            value["samples"] = details["by_sample"].count_nonzero()
+            value["samples"] = details["by_sample"].sum()
         return Outcome(value, details)
 
 

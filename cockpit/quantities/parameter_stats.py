@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from cockpit.engine.needs import Moment, Observation, ParameterNorms
 from cockpit.engine.step import PerParameter, Step
@@ -19,10 +21,15 @@ class ParameterMoments(Observation):
 
     def observe(self, step: Step) -> PerParameter:
         """Return the four of each."""
-        return PerParameter(
-            (name, torch.stack((*torch.std_mean(p, correction=0), *torch.aminmax(p))))
-            for name, p in step.parameters.items()
-        )
+        return PerParameter((name, moments(p.detach())) for name, p in step.parameters.items())
+
+
+def moments(values: Tensor) -> Tensor:
+    """Return standard deviation, mean, minimum and maximum, `[4]`."""
+    mean = values.mean()
+    # Several times as fast as torch.std_mean.
+    std = torch.linalg.vector_norm(values - mean) / math.sqrt(values.numel())
+    return torch.stack((std, mean, *torch.aminmax(values)))
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,8 @@ class ParameterStats(Quantity):
     beyond ``std``, are what low precision loses first.
 
     Source: any textbook.
+
+    With accumulation: one set of values for the whole batch.
     """
 
     norms = ParameterNorms()

@@ -62,6 +62,8 @@ class TICDiag(_TIC):
 
     Source: Takeuchi (1976); Thomas et al. (2020), arXiv:1906.07774, section 3.
 
+    With accumulation: the gradients are those of the whole batch, the curvature that of the first micro-batch.
+
     Args:
         track_schedule: On which steps it is tracked.
         verbose: Whether to print the value.
@@ -85,6 +87,8 @@ class TICTrace(_TIC):
     How to read it: as `TICDiag`, of which it is a cruder and more robust version.
 
     Source: Takeuchi (1976); Thomas et al. (2020), arXiv:1906.07774, section 3.
+
+    With accumulation: the gradients are those of the whole batch, the curvature that of the first micro-batch.
 
     Args:
         track_schedule: On which steps it is tracked.

@@ -238,10 +238,10 @@ def test_unknown_quantities_per_parameter_get_a_heat_map(tmp_path: Path) -> None
 
 
 def test_unknown_quantities_with_keys_get_a_line_each_without_details(tmp_path: Path) -> None:
-    rows = [Row("GradientNoiseScale", 1.0, key=k) for k in ("noise_scale", "trace")]
-    rows.append(Row("GradientNoiseScale", 1.0, key="hidden", detail=True))
+    rows = [Row("Mine", 1.0, key=k) for k in ("first", "second")]
+    rows.append(Row("Mine", 1.0, key="hidden", detail=True))
     (panel,) = panels(write(tmp_path / "run.db", {0: rows}))
-    assert [line.label for line in of_kind(panel, Line)] == ["noise_scale", "trace"]
+    assert [line.label for line in of_kind(panel, Line)] == ["first", "second"]
 
 
 def test_metrics_are_sorted_into_groups_and_parameters_have_no_picture(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_metrics_are_sorted_into_groups_and_parameters_have_no_picture(tmp_path:
     rows.append(Row("Parameters", np.zeros(2), parameter=NAMES[0]))
     groups = {p.title: p.group for p in panels(write(tmp_path / "run.db", {0: rows}))}
     assert groups == {
-        "HessMaxEV": "CURVATURE",
+        "Sharpness": "CURVATURE",
         "F1 score": "PERFORMANCE",
         "Momentum": "HYPERPARAMETERS",
     }

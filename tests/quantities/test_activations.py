@@ -448,8 +448,8 @@ def test_the_first_module_and_its_samples() -> None:
     first = min((n for n in ("0", "1", "2") if ill[f"values/{n}"]), key=lambda n: ill[f"order/{n}"])
     assert first == "0"
     by_sample = watch.run().arrays("NonFinite", "by_sample")["value"]
-    assert by_sample[0].tolist() == [0, 0, 0, 0, 0]
-    assert by_sample[1].tolist() == [0, 4, 0, 0, 4]
+    assert by_sample[0].tolist() == [False] * 5
+    assert by_sample[1].tolist() == [False, True, False, False, True]
 
 
 def test_gradients_alone_may_be_infinite() -> None:
@@ -466,7 +466,7 @@ def test_gradients_alone_may_be_infinite() -> None:
     track(watch, model, 0)
     found = parts(watch, 0)
     assert (found["modules"], found["samples"], found["gradients"]) == (0, 0, 2)
-    hit = [p for p, _ in model.named_parameters() if found[f"gradient_values/{p}"]]
+    hit = [p for p, _ in model.named_parameters() if found[f"hit/{p}"]]
     assert hit == ["first.weight", "first.bias"]
 
 

@@ -1,0 +1,31 @@
+"""What the engine tells whoever runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Result:
+    """The value of a quantity at a step, or a `Missing` that says why there is none."""
+
+    global_step: int
+    quantity: str
+    value: Any
+
+
+class Reports(Protocol):
+    """Takes the results, and what is to be known of them."""
+
+    def results(self, results: list[Result]) -> None:
+        """Take the results of a moment, of one step or two."""
+
+    def untracked(self, global_step: int, parameter: str, reason: str) -> None:
+        """Hear of a parameter whose individual gradients cannot be had."""
+
+    def mismatch(self, global_step: int, parameter: str) -> None:
+        """Hear of a parameter whose individual gradients do not add up to its gradient."""
+
+    def doubt(self, global_step: int, times: float) -> None:
+        """Hear of a loss that is so many times the mean of the samples' losses: no mean and no sum."""

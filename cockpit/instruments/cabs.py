@@ -1,0 +1,27 @@
+"""The batch size that the noise of the gradient asks for."""
+
+from __future__ import annotations
+
+from cockpit.instruments.instrument import Readable, instrument
+from cockpit.instruments.panel import Panel
+from cockpit.instruments.reading import curve, latest, moving, trend
+
+__all__ = ["panel"]
+
+
+@instrument("CABS")
+def panel(run: Readable) -> Panel | None:
+    """Return the suggested batch size with its moving average."""
+    size = curve(run, "CABS")
+    if size is None:
+        return None
+    return Panel(
+        title="Batch size by CABS",
+        group="GRADIENTS",
+        how_to_read="Far above the batch size in use, noise is large for this learning rate: use "
+        "larger batches or a smaller rate.",
+        marks=trend(size, "moving average", "green"),
+        y_label="suggested batch size",
+        scale="log",
+        headline=latest(moving(size.values)),
+    )

@@ -1,0 +1,41 @@
+"""The sharpness of the loss: the largest eigenvalue of its Hessian."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cockpit.instruments.instrument import Readable, instrument
+from cockpit.instruments.panel import Line, Mark, Panel, Points
+from cockpit.instruments.reading import before, curve, latest, scale_of, trend
+
+__all__ = ["panel"]
+
+
+@instrument("HessMaxEV")
+def panel(run: Readable) -> Panel | None:
+    """Return the eigenvalue, and the bound 2/η where the learning rate was logged."""
+    sharpness = curve(run, "HessMaxEV")
+    if sharpness is None:
+        return None
+    marks: list[Mark] = [*trend(sharpness, "largest eigenvalue", "purple")]
+    rate = curve(run, "learning_rate")
+    if rate is not None:
+        eta = before(rate, sharpness.steps)
+        bound = np.divide(2.0, eta, out=np.full_like(eta, np.nan), where=eta > 0)
+        marks.append(Line(sharpness.steps, bound, "2/η", "neutral", "dashed"))
+    converged = curve(run, "HessMaxEV", "converged")
+    if converged is not None:
+        rough = np.isin(sharpness.steps, converged.steps[converged.values == 0])
+        if rough.any():
+            where = sharpness.steps[rough], sharpness.values[rough]
+            marks.append(Points(*where, "not converged", "vermillion", faint=True))
+    return Panel(
+        title="Sharpness",
+        group="CURVATURE",
+        how_to_read="Gradient descent is stable below 2/η and tends to rise until there; sudden "
+        "growth precedes divergence.",
+        marks=tuple(marks),
+        y_label="eigenvalue",
+        scale=scale_of(*(mark.y for mark in marks if isinstance(mark, Line))),
+        headline=latest(sharpness.values),
+    )

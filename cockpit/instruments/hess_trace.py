@@ -1,0 +1,36 @@
+"""The trace of the curvature, over all parameters."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cockpit.instruments.instrument import Readable, instrument
+from cockpit.instruments.panel import Panel
+from cockpit.instruments.reading import Curve, latest, moving, scale_of, table, trend
+
+__all__ = ["panel"]
+
+
+@instrument("HessTrace")
+def panel(run: Readable) -> Panel | None:
+    """Return the sum of the traces with its moving average."""
+    traces = table(run, "HessTrace")
+    if traces is None:
+        return None
+    total = Curve(traces.steps, _sum(traces.values))
+    return Panel(
+        title="Trace of the curvature",
+        group="CURVATURE",
+        how_to_read="The mean curvature times the number of weights; it falls where the loss is "
+        "getting flatter.",
+        marks=trend(total, "moving average", "purple"),
+        y_label="trace",
+        scale="log" if (total.values > 0).all() else scale_of(total.values),
+        headline=latest(moving(total.values)),
+    )
+
+
+def _sum(values: np.ndarray) -> np.ndarray:
+    """Sum over the parameters that a step has: `[parameters, n]` to `[n]`."""
+    missing = np.isnan(values).all(0)
+    return np.where(missing, np.nan, np.nansum(values, 0))

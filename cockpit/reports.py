@@ -1,0 +1,133 @@
+"""Writes what the engine reports to the run file, and warns of what a user has to know."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping
+
+from torch import nn
+
+from cockpit.engine import Missing, Result
+from cockpit.errors import CockpitError, CockpitWarning
+from cockpit.log import Row, RunWriter
+from cockpit.quantities import Quantity
+from cockpit.rows import rows_of
+
+
+class RunReports:
+    """Takes the results of one run.
+
+    What is wrong is noted in the run file every time, and warned of once.
+
+    Args:
+        writer: Of the run file.
+        quantities: The tracked quantities by name.
+        strict: Collect what is wrong, to be raised, instead of warning of it.
+    """
+
+    def __init__(self, writer: RunWriter, quantities: Mapping[str, Quantity], strict: bool) -> None:
+        self._writer, self._quantities, self._strict = writer, quantities, strict
+        self._recorded = -1
+        self._warned: set[tuple[str, str]] = set()
+        self._failures: list[str] = []
+        self._coupling_noted = False
+
+    def results(self, results: list[Result]) -> None:
+        """Write the results of a moment, of one step or two."""
+        good = [result for result in results if not isinstance(result.value, Missing)]
+        of_steps: dict[int, list[Row]] = {}
+        for result, rows in zip(good, rows_of([(r.quantity, r.value) for r in good]), strict=True):
+            of_steps.setdefault(result.global_step, []).extend(rows)
+        for step in sorted(of_steps):
+            self._writer.record(step, of_steps[step], tracked=step > self._recorded)
+            self._recorded = max(self._recorded, step)
+            self._print(step, of_steps[step])
+        for result in results:
+            if isinstance(result.value, Missing):
+                self._missing(result.global_step, result.quantity, result.value)
+
+    def tracked(self, step: int) -> None:
+        """Write that a step was tracked, if it has no results yet."""
+        if step > self._recorded:
+            self._recorded = step
+            self._writer.record(step, [])
+
+    def _print(self, step: int, rows: list[Row]) -> None:
+        for row in rows:
+            quantity = self._quantities.get(row.quantity)
+            if quantity is not None and quantity.verbose and not row.detail:
+                part = "/".join(filter(None, (row.key, row.parameter)))
+                label = f"{row.quantity} {part}" if part else row.quantity
+                sys.stdout.write(f"[Step {step}] {label}: {row.value}\n")
+
+    # -- what is to be known of them --------------------------------------------------------------
+
+    def _missing(self, step: int, name: str, missing: Missing) -> None:
+        message = f"Step {step}: {name} was not checked: {missing.reason}."
+        self._note(step, "not-checked", name, missing.reason, None if missing.usual else message)
+
+    def untracked(self, global_step: int, parameter: str, reason: str) -> None:
+        """Note a parameter whose individual gradients cannot be had."""
+        message = (
+            f"Step {global_step}: the individual gradients of {parameter} are not tracked: {reason}. "
+            "Quantities made from individual gradients are those of the other parameters."
+        )
+        self._note(global_step, "not-tracked", parameter, reason, message)
+
+    def mismatch(self, global_step: int, parameter: str) -> None:
+        """Note a parameter whose individual gradients do not add up to its gradient."""
+        reason = (
+            "they do not add up to its gradient, so a part of that does not come through the output "
+            "of its module, such as a penalty on the weights in the loss, or a use of it elsewhere"
+        )
+        message = f"Step {global_step}: the individual gradients of {parameter}: {reason}."
+        self._note(global_step, "mismatch", parameter, reason, message)
+
+    def doubt(self, global_step: int, times: float) -> None:
+        """Note a loss that is neither a mean nor a sum of the samples' losses."""
+        reason = (
+            f"it is {times:.3g} times the mean of the individual losses, neither a mean nor a sum "
+            "of them, so the scale of the individual gradients was guessed; say what it is with "
+            "Cockpit(..., reduction='mean' or reduction='sum')"
+        )
+        self._note(global_step, "doubt", "loss", reason, f"Step {global_step}: the loss: {reason}.")
+
+    def coupling(self, step: int, model: nn.Module | None) -> None:
+        """Note once which modules make the loss of one sample depend on the others."""
+        if model is None or self._coupling_noted:
+            return
+        self._coupling_noted = True
+        reason = (
+            "it normalises with the statistics of the batch, so the loss of a sample depends on all "
+            "of them; its individual gradient is what flows through its slice of the outputs"
+        )
+        for name, module in model.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+                self._note(step, "batch-coupled", name, reason, None)
+
+    def incomplete(self, step: int, number: int, passes: int) -> None:
+        """Note a step whose batch did not come as a whole."""
+        reason = f"only {number} of {passes} micro-batches came"
+        message = f"Step {step} was not checked: {reason}."
+        self._note(step, "not-checked", "micro_batch", reason, message)
+
+    def _note(self, step: int, kind: str, subject: str, reason: str, message: str | None) -> None:
+        self._writer.note(step, kind, subject, reason)
+        if message is None:
+            return
+        self._failures.append(message)
+        if (subject, reason) not in self._warned:
+            self._warned.add((subject, reason))
+            if not self._strict:
+                warnings.warn(message, CockpitWarning, stacklevel=2)
+
+    def raise_failures(self) -> None:
+        """Raise what went wrong since the last time, where that was asked for.
+
+        Raises:
+            CockpitError: with all that went wrong.
+        """
+        failures, self._failures = self._failures, []
+        if self._strict and failures:
+            raise CockpitError("\n".join(failures))

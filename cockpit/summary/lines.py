@@ -1,0 +1,82 @@
+"""The lines of a run, and the table of them."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from rich import box
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from cockpit.instruments import Readable
+from cockpit.instruments.reading import Curve, curve, number
+from cockpit.summary import activations, curvature, gradients, step_size, training
+from cockpit.summary.reading import Line, Reader, Reading
+
+__all__ = ["READERS", "as_table", "readings"]
+
+READERS: dict[str, Reader] = (
+    step_size.READERS
+    | gradients.READERS
+    | curvature.READERS
+    | activations.READERS
+    | training.READERS
+)
+"""How to read each known quantity. A reader returns None where it finds nothing that it knows."""
+
+
+def readings(run: Readable) -> list[Reading]:
+    """Return a line for each quantity and metric of a run, in the order of their appearance."""
+    lines = []
+    for name in run.quantities:
+        kind = re.sub(r"-\d+$", "", name)  # the second of its kind is called "NormTest-2"
+        read = READERS.get(kind, _anything)
+        value, meaning = read(run, name) or _anything(run, name) or ("", "nothing to show yet")
+        lines.append(Reading(name, value, meaning))
+    return lines
+
+
+def as_table(lines: list[Reading]) -> RichTable:
+    """Return the lines as a table for the terminal."""
+    shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
+    shown.add_column("quantity", style="bold", max_width=24, overflow="fold")
+    shown.add_column("now", justify="right", no_wrap=True)
+    shown.add_column("what it means", overflow="fold")
+    for line in lines:
+        shown.add_row(Text(line.quantity), Text(line.value), Text(line.meaning))
+    if any(line.value.startswith("~") for line in lines):
+        shown.caption = "~ median of the last tenth of the steps, of 10 at least"
+        shown.caption_justify = "left"
+    return shown
+
+
+def _anything(run: Readable, name: str) -> Line | None:
+    """Read a quantity that nothing is known of."""
+    single = curve(run, name)
+    if single is not None:
+        return number(float(single.values[-1])), _extent(single)
+    numbers = run.scalars(name)
+    if not numbers.empty:
+        last = numbers[numbers["step"] == numbers["step"].max()]["value"].to_numpy(float)
+        low, high = (float(bound) for bound in (np.min(last), np.max(last)))
+        return f"{len(last)} values", f"from {number(low)} to {number(high)}"
+    arrays = run.arrays(name)
+    if arrays.empty:
+        return None
+    last = [np.asarray(v, float) for v in arrays[arrays["step"] == arrays["step"].max()]["value"]]
+    shape = " × ".join(map(str, last[0].shape)) if len(last) == 1 else f"{len(last)} arrays"
+    elements = np.concatenate([array.ravel() for array in last])
+    if not elements.size:
+        return shape, "empty"
+    return (
+        shape,
+        f"elements from {number(float(elements.min()))} to {number(float(elements.max()))}",
+    )
+
+
+def _extent(data: Curve) -> str:
+    finite = data.values[np.isfinite(data.values)]
+    if not finite.size:
+        return "never a finite number"
+    return f"between {number(float(finite.min()))} and {number(float(finite.max()))} so far"
