@@ -43,6 +43,10 @@ class Curvature:
         """Number of rows, D."""
         return sum(self.sizes)
 
+    def gradient(self) -> Tensors:
+        """Return the gradient of what the matrix is the second derivative of, in the parameters' shapes."""
+        raise NotImplementedError
+
     def times(self, vectors: Sequence[Tensor | None]) -> Tensors:
         """Return the product with a vector, given and returned in the parameters' shapes.
 

@@ -23,7 +23,7 @@ earlier step: what these do not contain could not be found at all."""
 
 @dataclass(frozen=True)
 class HessianExtremes(Observation):
-    """Both ends of the spectrum of the mini-batch Hessian; a `Spectrum` without its vectors.
+    """Both ends of the spectrum of the mini-batch Hessian.
 
     Args:
         tolerance: Relative error that is accepted.
@@ -41,12 +41,12 @@ class HessianExtremes(Observation):
         start = hessian.noise(live(step).generator())
         earlier = step.carried.get(self)
         if earlier is not None:
-            upper, lower = (vector.to(start) for vector in earlier)
-            noise = start / torch.linalg.vector_norm(start)
-            start = upper + lower + START_NOISE * noise
+            start = earlier.to(start) + START_NOISE * start / torch.linalg.vector_norm(start)
         found = extremes(hessian.__matmul__, start, self.tolerance, self.max_products)
         if found.largest == found.largest:  # no NaN
-            step.carried[self] = (found.upper, found.lower)
+            # The lower end is sought only as far as it competes with the upper one in magnitude.
+            competes = -found.smallest > found.largest / 2
+            step.carried[self] = found.upper + found.lower if competes else found.upper
         return found
 
 

@@ -217,6 +217,7 @@ class Engine:
             size,
             self._reduction,
             self._gathering.seed_of(step.global_step),
+            step.info.get("closure"),
             partial(self._gathering.reduced, step.global_step, size),
         )
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from cockpit.curvature import Hessian
+from cockpit.curvature import Curvature, Differences, FirstPossible, Hessian, Reevaluation
 from cockpit.engine.scale import LossScale
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ class Live:
         batch_size: Number of samples N; 0 where it is not known.
         said: What the user says of the loss, ``"mean"`` or ``"sum"``.
         seed: Of the random numbers of this step.
+        closure: The user's function that computes the loss of the same mini-batch anew, if there is
+            one.
         reduce: Runs a backward pass, and reduces the individual gradients that it brings.
     """
 
@@ -47,6 +49,7 @@ class Live:
     batch_size: int
     said: str | None
     seed: int
+    closure: Callable[[], Tensor] | None
     reduce: Callable[[Pass, Callable[[IndividualGradients], Any]], PerParameter]
 
     @cached_property
@@ -62,9 +65,23 @@ class Live:
         return scale.reduction(max(1, self.batch_size))
 
     @cached_property
-    def hessian(self) -> Hessian:
-        """The Hessian of the mean loss with respect to the tracked parameters, by its products."""
-        return Hessian(self.loss, list(self.parameters.values()), 1 / self.reduction)
+    def hessian(self) -> Curvature:
+        """The Hessian of the mean loss with respect to the tracked parameters, by its products.
+
+        From the graph; or, where that lacks a second derivative and there is a closure, from the
+        loss computed anew with the mathematical kernels, and from differences of its gradient.
+        """
+        parameters, scale = list(self.parameters.values()), 1 / self.reduction
+        ways: list[Callable[[], Curvature]] = [lambda: Hessian(self.loss, parameters, scale)]
+        if self.closure is not None:
+            again = Reevaluation(self.closure, self.model, self.seed)
+
+            plain = partial(again, differentiable=False)
+            ways += [
+                lambda: Hessian(again(), parameters, scale),
+                lambda: Differences(plain, parameters, scale),
+            ]
+        return FirstPossible(ways, parameters)
 
     def generator(self) -> torch.Generator:
         """Return a generator of our own on the parameters' device, in the same state at every call."""

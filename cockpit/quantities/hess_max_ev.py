@@ -28,6 +28,8 @@ class HessMaxEV(Quantity):
 
     With accumulation: the Hessian is that of the first micro-batch.
 
+    With accumulation: the curvature of the first micro-batch.
+
     Args:
         track_schedule: On which steps it is tracked.
         verbose: Whether to print the value.

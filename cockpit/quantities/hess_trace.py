@@ -33,6 +33,8 @@ class HessTrace(Quantity):
 
     With accumulation: the curvature is that of the first micro-batch.
 
+    With accumulation: the curvature of the first micro-batch.
+
     Args:
         track_schedule: On which steps it is tracked.
         verbose: Whether to print the value.

@@ -64,6 +64,9 @@ class TICDiag(_TIC):
 
     With accumulation: the gradients are those of the whole batch, the curvature that of the first micro-batch.
 
+    With accumulation: the individual gradients of the whole batch, and the curvature of the first
+    micro-batch.
+
     Args:
         track_schedule: On which steps it is tracked.
         verbose: Whether to print the value.
@@ -89,6 +92,9 @@ class TICTrace(_TIC):
     Source: Takeuchi (1976); Thomas et al. (2020), arXiv:1906.07774, section 3.
 
     With accumulation: the gradients are those of the whole batch, the curvature that of the first micro-batch.
+
+    With accumulation: the individual gradients of the whole batch, and the curvature of the first
+    micro-batch.
 
     Args:
         track_schedule: On which steps it is tracked.
