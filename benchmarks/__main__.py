@@ -1,4 +1,4 @@
-"""Print what tracking costs: ``make bench``."""
+"""Print what tracking costs: ``make bench``, or ``python -m benchmarks --quick`` for a first look."""
 
 from __future__ import annotations
 
@@ -7,110 +7,168 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler talks to itself otherwise
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.measuring import interleaved, peak_memory, ratios, resident_memory
-from benchmarks.networks import Training, mlp
+from benchmarks.measuring import growth, interleaved, live_tensors, peak_memory, ratios
+from benchmarks.networks import BATCH_SIZE, Make, Training, mlp, three_c_three_d, tiny
+from benchmarks.tables import Aim, Row, markdown, terminal
 from cockpit import configuration
 from cockpit.gradients import MEMORY_BUDGET
-from cockpit.quantities import InnerTest, NormTest, OrthoTest, Quantity
+from cockpit.quantities import HessMaxEV, HessTrace, InnerTest, NormTest, OrthoTest, Quantity
 
 RESULTS = Path(__file__).parent / "results"
-REPEATS = 60
+PLAIN = "plain"
+GROWTH_STEPS = 200
+QUICK_BATCH = 16
+"""Samples of ``--quick``; the aims are for `BATCH_SIZE`."""
 
 
-def tests() -> list[Quantity]:
-    """Return the three gradient tests."""
-    return [NormTest(), InnerTest(), OrthoTest()]
+@dataclass(frozen=True)
+class Case:
+    """A network, what is tracked on it, and what that should cost at most.
+
+    Args:
+        title: What the table is called.
+        make: Makes the network and a batch.
+        sets: Functions that make the tracked quantities, by name.
+        repeats: How often each step is timed.
+        times: Largest ratio to the plain step's time, by name of the set.
+        memory: Largest peak, as a multiple of that of the plain step, to which the memory budget
+            comes.
+        products: Largest number of products with the Hessian in a step.
+    """
+
+    title: str
+    make: Make
+    sets: dict[str, Callable[[], list[Quantity]]]
+    repeats: int
+    times: dict[str, float]
+    memory: dict[str, float] = field(default_factory=dict)
+    products: dict[str, float] = field(default_factory=dict)
 
 
-SETS = {"plain": None, "three gradient tests": tests, "economy": lambda: configuration("economy")}
-LIMITS = {"three gradient tests": 2.5}
+CASES = {
+    "mlp": Case(
+        "784-1000-500-100-10",
+        mlp,
+        {
+            "three gradient tests": lambda: [NormTest(), InnerTest(), OrthoTest()],
+            "economy": lambda: configuration("economy"),
+        },
+        repeats=60,
+        times={"three gradient tests": 2.5},
+        memory={"economy": 1.5},
+    ),
+    "3c3d": Case(
+        "3c3d (three convolutions, three dense layers, 32 x 32 x 3)",
+        three_c_three_d,
+        {
+            "HessTrace": lambda: [HessTrace(curvature="auto")],
+            "HessMaxEV": lambda: [HessMaxEV()],
+            "economy": lambda: configuration("economy"),
+            "business": lambda: configuration("business"),
+            "full": lambda: configuration("full"),
+        },
+        repeats=20,
+        times={"HessTrace": 4, "HessMaxEV": 10},
+        products={"HessMaxEV": 8},
+    ),
+}
 
 
-def time_of_steps(repeats: int) -> list[dict[str, object]]:
-    """Measure the sets on the MLP, every step tracked."""
-    trainings = {name: Training(mlp, make and make()) for name, make in SETS.items()}
-    times = interleaved(trainings, repeats)
+def measure(case: Case, repeats: int, warmup: int, batch_size: int = BATCH_SIZE) -> list[Row]:
+    """Measure a network with each set, every step tracked, and without any."""
+    sets = {PLAIN: lambda: None, **case.sets}
+    trainings = {name: Training(case.make, make(), batch_size) for name, make in sets.items()}
+    times = interleaved(trainings, repeats, warmup)
+    products = {n: statistics.median(products_of(trainings[n])[warmup:]) for n in case.products}
     for training in trainings.values():
         training.close()
-    of_plain = ratios(times, "plain")
-    return [
-        {
-            "set": name,
-            "median_ms": 1e3 * statistics.median(times[name]),
-            "quartiles_ms": [1e3 * q for q in statistics.quantiles(times[name], n=4)],
-            "ratio": of_plain[name],
-            "limit": LIMITS.get(name),
-        }
-        for name in trainings
-    ]
+    del trainings
+    of_plain = ratios(times, PLAIN)
+    peaks = {name: peak_of(case.make, make(), batch_size) for name, make in sets.items()}
+    rows = []
+    for name in sets:
+        aims = []
+        if name in case.times:
+            aims.append(Aim("time", of_plain[name], case.times[name]))
+        if name in case.products:
+            aims.append(Aim("products", products[name], case.products[name]))
+        if name in case.memory:
+            limit = case.memory[name] * peaks[PLAIN] + MEMORY_BUDGET
+            aims.append(Aim("peak", peaks[name] / 2**20, limit / 2**20))
+        low, middle, high = (1e3 * q for q in statistics.quantiles(times[name], n=4))
+        rows.append(Row(name, (low, middle, high), of_plain[name], peaks[name], peaks[PLAIN], aims))
+    return rows
 
 
-def memory_of_steps() -> dict[str, float]:
-    """Measure the peak of a plain step and of one with the economy set, with all that stays between steps."""
-    peaks = {}
-    for name in ("plain", "economy"):
-        make = SETS[name]
-        training = Training(mlp, make and make())
-        peak = peak_memory(training)
-        state = [v for s in training.optimizer.state.values() for v in s.values() if v is not None]
-        staying = [training.x, *training.model.parameters(), *state]
-        if training.watch is not None:
-            staying += [*(training.watch._engine.start or {}).values()]
-            staying += [*(training.watch._engine._update or {}).values()]
-        peaks[name] = (peak + resident_memory(staying)) / 2**20
-        training.close()
-    peaks["limit"] = 1.5 * peaks["plain"] + MEMORY_BUDGET / 2**20
-    return peaks
+def products_of(training: Training) -> list[float]:
+    """Return how many products with the Hessian each step took."""
+    assert training.watch is not None
+    return training.watch.run().series("HessMaxEV", "products").tolist()
+
+
+def peak_of(make: Make, quantities: list[Quantity] | None, batch_size: int) -> int:
+    """Return the bytes of all tensors of a training at the worst moment of a step."""
+    before = live_tensors()
+    training = Training(make, quantities, batch_size)
+    training()
+    training()
+    training.optimizer.zero_grad()  # as the step does, whose profile would not see it
+    staying = live_tensors() - before
+    peak = peak_memory(training, warmup=0)
+    training.close()
+    return staying + peak
+
+
+def growth_of_full() -> dict[str, float]:
+    """Return by how many bytes memory grows over tracked steps with the full set."""
+    training = Training(tiny, configuration("full"), QUICK_BATCH)
+    tensors, process = growth(training, GROWTH_STEPS, warmup=GROWTH_STEPS // 4)
+    training.close()
+    return {"steps": GROWTH_STEPS, "tensors": tensors, "process": process}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Measure, print and keep the results; ``--quick`` takes few repeats."""
-    console = Console()
-    steps = time_of_steps(5 if "--quick" in arguments else REPEATS)
-    memory = memory_of_steps()
+    quick = "--quick" in arguments
+    console = Console(width=max(110, Console().width))
     machine = {
         "processor": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-    table = Table(title="784-1000-500-100-10, batch 128, SGD with momentum, every step tracked")
-    for column in ("tracked", "median [ms]", "quartiles [ms]", "times the plain step", "aim"):
-        table.add_column(column, justify="left" if column == "tracked" else "right")
-    for row in steps:
-        low, _, high = row["quartiles_ms"]  # type: ignore[misc]
-        aim = f"<= {row['limit']}" if row["limit"] else ""
-        table.add_row(
-            str(row["set"]),
-            f"{row['median_ms']:.2f}",
-            f"{low:.2f}-{high:.2f}",
-            f"{row['ratio']:.2f}",
-            aim,
-        )
-    console.print(table)
-    console.print(
-        f"Peak memory: plain {memory['plain']:.1f} MiB, economy {memory['economy']:.1f} MiB "
-        f"(aim: <= 1.5 x plain + budget = {memory['limit']:.1f} MiB), that is "
-        f"{memory['economy'] / memory['plain']:.2f} times the plain step."
+    words = ", ".join(f"{key} {value}" for key, value in machine.items())
+    console.print(f"Every step is tracked; SGD with momentum; {words}", soft_wrap=True)
+    results: dict[str, object] = {"machine": machine}
+    text = f"# What tracking costs\n\nEvery step is tracked; SGD with momentum; {words}.\n"
+    for name, case in CASES.items():
+        rows = measure(case, *((2, 1, QUICK_BATCH) if quick else (case.repeats, 8, BATCH_SIZE)))
+        batch = f"{QUICK_BATCH} (the aims are for {BATCH_SIZE})" if quick else f"{BATCH_SIZE}"
+        title = f"{case.title}, batch {batch}"
+        console.print(terminal(title, rows))
+        text += f"\n{markdown(title, rows)}"
+        results[name] = [asdict(row) for row in rows]
+    grown = results["growth"] = growth_of_full()
+    line = (
+        f"Growth over {GROWTH_STEPS} steps with the full set, on a small network: "
+        f"{Aim('bytes of live tensors', grown['tensors'], 0)}; "
+        f"process {grown['process'] / 2**20:+.2f} MiB"
     )
-    console.print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    console.print(line, soft_wrap=True)
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / "mlp.json"
-    path.write_text(
-        json.dumps({"machine": machine, "steps": steps, "memory_mib": memory}, indent=2)
-    )
-    console.print(
-        f"Written to {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}"
-    )
+    stem = RESULTS / ("quick" if quick else "full")
+    stem.with_suffix(".json").write_text(json.dumps(results, indent=2), encoding="utf-8")
+    stem.with_suffix(".md").write_text(f"{text}\n{line}\n", encoding="utf-8")
+    console.print(f"Written to {os.path.relpath(stem)}.json and {os.path.relpath(stem)}.md")
     return 0
 
 

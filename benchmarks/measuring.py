@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import statistics
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
-import torch
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 
@@ -37,10 +42,13 @@ def ratios(times: Mapping[str, list[float]], base: str) -> dict[str, float]:
 
 
 def peak_memory(step: Callable[[], None], warmup: int = 2) -> int:
-    """Return the largest number of bytes that tensors take at a time during a step, beyond those before it."""
+    """Return the largest number of bytes that tensors take at a time during a step, beyond those before it.
+
+    Tensors that were there before and are released in the step go on counting.
+    """
     for _ in range(warmup):
         step()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with _silence(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     events = profiler.profiler.kineto_results.events()
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
@@ -51,7 +59,43 @@ def peak_memory(step: Callable[[], None], warmup: int = 2) -> int:
     return peak
 
 
-def resident_memory(tensors: list[torch.Tensor]) -> int:
-    """Return the bytes of tensors that stay between the steps."""
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Drop what native code prints to the standard error: the profiler reports each start and stop."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes that tensors take; what they share counts once."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())
+
+
+def live_tensors() -> int:
+    """Return the bytes of all tensors that Python can still reach."""
+    gc.collect()
+    return bytes_of(found for found in gc.get_objects() if issubclass(type(found), Tensor))
+
+
+def process_memory() -> int:
+    """Return the bytes of the process in main memory, 0 where the system does not tell."""
+    counts = Path("/proc/self/statm")
+    return int(counts.read_text().split()[1]) * os.sysconf("SC_PAGESIZE") if counts.exists() else 0
+
+
+def growth(step: Callable[[], None], steps: int, warmup: int) -> tuple[int, int]:
+    """Return by how many bytes the live tensors, and the whole process, grow over some steps."""
+    for _ in range(warmup):
+        step()
+    tensors, process = live_tensors(), process_memory()
+    for _ in range(steps):
+        step()
+    return live_tensors() - tensors, process_memory() - process

@@ -13,28 +13,61 @@ from torch import Tensor, nn
 from cockpit import Cockpit
 from cockpit.quantities import Quantity
 
+Make = Callable[[int], tuple[nn.Module, Tensor]]
+"""Makes a network and a batch of so many samples for it."""
 
-def mlp() -> tuple[nn.Module, Tensor]:
-    """Return the 784-1000-500-100-10 network and a batch of 128."""
+BATCH_SIZE = 128
+
+
+def mlp(batch_size: int) -> tuple[nn.Module, Tensor]:
+    """Return the 784-1000-500-100-10 network and a batch."""
     widths = (784, 1000, 500, 100, 10)
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), nn.ReLU()]
-    return nn.Sequential(*layers[:-1]), torch.randn(128, 784)
+    return nn.Sequential(*layers[:-1]), torch.randn(batch_size, 784)
+
+
+def three_c_three_d(batch_size: int) -> tuple[nn.Module, Tensor]:
+    """Return 3c3d, three convolutions and three dense layers for CIFAR-10, and a batch.
+
+    It is one of the networks on which Schneider, Dangel & Hennig (2021), arXiv:2102.06604, measure
+    the cost of Cockpit 1.0; it has 895,210 parameters.
+    """
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 64, 5), nn.ReLU(), nn.MaxPool2d(3, 2)),  # [N, 64, 13, 13]
+        *(nn.Conv2d(64, 96, 3), nn.ReLU(), nn.MaxPool2d(3, 2)),  # [N, 96, 5, 5]
+        *(nn.Conv2d(96, 128, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)),
+        nn.Flatten(),  # [N, 128 * 3 * 3]
+        *(nn.Linear(1152, 512), nn.ReLU()),
+        *(nn.Linear(512, 256), nn.ReLU()),
+        nn.Linear(256, 10),
+    )
+    return model, torch.randn(batch_size, 3, 32, 32)
+
+
+def tiny(batch_size: int) -> tuple[nn.Module, Tensor]:
+    """Return a small convolutional network and a batch, for many steps in little time."""
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten()),
+        *(nn.Linear(4 * 6 * 6, 16), nn.ReLU(), nn.Linear(16, 10)),
+    )
+    return model, torch.randn(batch_size, 1, 8, 8)
 
 
 @dataclass
 class Training:
     """A training of random data, step by step, with or without a cockpit."""
 
-    make: Callable[[], tuple[nn.Module, Tensor]]
+    make: Make
     quantities: Iterable[Quantity] | None = None
+    batch_size: int = BATCH_SIZE
     step: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         """Build everything from one seed."""
         torch.manual_seed(0)
-        self.model, self.x = self.make()
+        self.model, self.x = self.make(self.batch_size)
         self.y = torch.randint(10, (len(self.x),))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         self.watch = None

@@ -10,6 +10,7 @@ from torch import nn
 
 from cockpit.engine import Missing, Result
 from cockpit.errors import CockpitError, CockpitWarning
+from cockpit.gradients import couples_samples
 from cockpit.log import Row, RunWriter
 from cockpit.quantities import Quantity
 from cockpit.rows import rows_of
@@ -103,7 +104,7 @@ class RunReports:
             "of them; its individual gradient is what flows through its slice of the outputs"
         )
         for name, module in model.named_modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+            if couples_samples(module):
                 self._note(step, "batch-coupled", name, reason, None)
 
     def incomplete(self, step: int, number: int, passes: int) -> None:

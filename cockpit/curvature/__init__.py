@@ -1,25 +1,60 @@
 """Curvature of the loss: products of Hessian and GGN with vectors, eigenvalues, traces, diagonals."""
 
+from cockpit.curvature.blocks import block_products
 from cockpit.curvature.closure import Differences, FirstPossible, Reevaluation, moved
+from cockpit.curvature.factors import kronecker_factors
 from cockpit.curvature.ggn import other_leaves, sampled_backward
 from cockpit.curvature.heads import Head, blocks_of, closed_forms
+from cockpit.curvature.jacobians import (
+    jac_mat_prod,
+    jac_t_mat_prod,
+    param_jac_mat_prod,
+    param_jac_t_mat_prod,
+    residual_mat_prod,
+)
+from cockpit.curvature.kronecker import Kronecker, KroneckerEigen
 from cockpit.curvature.lanczos import Krylov, Spectrum, extremes
+from cockpit.curvature.linearised import refuse_coupled
+from cockpit.curvature.losses import (
+    hessian_mat_prod,
+    sqrt_hessian,
+    sqrt_hessian_sampled,
+    sum_hessian,
+)
 from cockpit.curvature.products import GGN, Curvature, Hessian
+from cockpit.curvature.traces import Density, density, diagonal_samples
 
 __all__ = [
     "GGN",
     "Curvature",
+    "Density",
     "Differences",
     "FirstPossible",
     "Head",
     "Hessian",
+    "Kronecker",
+    "KroneckerEigen",
     "Krylov",
     "Reevaluation",
     "Spectrum",
+    "block_products",
     "blocks_of",
     "closed_forms",
+    "density",
+    "diagonal_samples",
     "extremes",
+    "hessian_mat_prod",
+    "jac_mat_prod",
+    "jac_t_mat_prod",
+    "kronecker_factors",
     "moved",
     "other_leaves",
+    "param_jac_mat_prod",
+    "param_jac_t_mat_prod",
+    "refuse_coupled",
+    "residual_mat_prod",
     "sampled_backward",
+    "sqrt_hessian",
+    "sqrt_hessian_sampled",
+    "sum_hessian",
 ]

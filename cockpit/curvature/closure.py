@@ -8,11 +8,10 @@ from contextlib import contextmanager, nullcontext
 import torch
 from backpack import disable as backpack_disabled
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cockpit.curvature.products import Curvature, Tensors
 from cockpit.errors import Unsupported
-from cockpit.gradients.rules.generic import replaying
+from cockpit.gradients.rules.generic import _plain_attention, replaying
 
 Closure = Callable[[], Tensor]
 
@@ -45,7 +44,7 @@ class Reevaluation:
                 torch.manual_seed(self._seed)
                 # Nobody is to take this forward pass for that of the user.
                 seen = replaying.set(True)
-                kernels = sdpa_kernel(SDPBackend.MATH) if differentiable else nullcontext()
+                kernels = _plain_attention() if differentiable else nullcontext()
                 with torch.enable_grad(), backpack_disabled(), kernels:
                     return self._closure()
         finally:

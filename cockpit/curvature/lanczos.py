@@ -41,7 +41,7 @@ class Krylov:
         size = torch.linalg.vector_norm(image)
         for _ in range(2):  # once is not enough: rounding leaves a part along the basis
             for other in self._basis:
-                image = image - torch.dot(image, other) * other
+                image = torch.addcmul(image, other, torch.dot(image, other), value=-1)
         beta = torch.linalg.vector_norm(image)
         alpha_, beta_, size_ = torch.stack([alpha, beta, size]).tolist()
         self.diagonal.append(alpha_)

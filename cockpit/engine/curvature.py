@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from backpack import backpack
-from backpack.extensions import DiagGGNExact, DiagHessian
-from torch import Tensor, nn
+from backpack.extensions import KFAC, KFLR, KFRA, DiagGGNExact, DiagHessian
+from torch import Tensor
 
-from cockpit.curvature import Spectrum, extremes, other_leaves, sampled_backward
+from cockpit.curvature import (
+    Density,
+    Kronecker,
+    Spectrum,
+    density,
+    diagonal_samples,
+    extremes,
+    other_leaves,
+    refuse_coupled,
+    sampled_backward,
+)
 from cockpit.engine.live import Live
 from cockpit.engine.needs import Moment, Observation
 from cockpit.engine.step import NotChecked, PerParameter, Step
@@ -52,25 +63,53 @@ class HessianExtremes(Observation):
 
 @dataclass(frozen=True)
 class HessianTrace(Observation):
-    """Hutchinson's samples vᵀHv of the Hessian's traces, per parameter `[probes]`.
+    """Estimates of the Hessian's traces, from products with random signs, per parameter `[probes]`.
 
     Args:
         probes: Number of random vectors.
+        sketch: Whether to spend as many products again on the dominant part, which is then exact
+            (Hutch++).
     """
 
     probes: int
+    sketch: bool = False
     moment = Moment.ENTRY
     info = ("loss",)
 
     def observe(self, step: Step) -> PerParameter:
-        """Return the samples. Each product with random signs v serves all parameters at once."""
+        """Return the estimates. Each product serves all parameters at once."""
         hessian, generator = live(step).hessian, live(step).generator()
-        samples = []
-        for _ in range(self.probes):
-            probe = hessian.noise(generator, signs=True)
-            products = (probe * (hessian @ probe)).split(hessian.sizes)
-            samples.append(torch.stack([product.sum() for product in products]))
-        return PerParameter(zip(step.parameters, torch.stack(samples, dim=1), strict=True))
+        exact, samples = diagonal_samples(
+            hessian.__matmul__,
+            lambda: hessian.noise(generator, signs=True),
+            self.probes,
+            min(-(-self.probes // 2), hessian.size) if self.sketch else 0,
+        )
+        if exact is not None:
+            samples = [sample + exact for sample in samples]
+        sums = [torch.stack([d.sum() for d in s.split(hessian.sizes)]) for s in samples]
+        return PerParameter(zip(step.parameters, torch.stack(sums, dim=1), strict=True))
+
+
+@dataclass(frozen=True)
+class SpectralDensity(Observation):
+    """Density of the eigenvalues of the mini-batch Hessian.
+
+    Args:
+        probes: Number of random vectors.
+        steps: Number of products for each.
+    """
+
+    probes: int
+    steps: int
+    moment = Moment.ENTRY
+    info = ("loss",)
+
+    def observe(self, step: Step) -> Density:
+        """Return the density."""
+        hessian, generator = live(step).hessian, live(step).generator()
+        draw = partial(hessian.noise, generator, signs=True)
+        return density(hessian.__matmul__, draw, self.probes, self.steps)
 
 
 @dataclass(frozen=True)
@@ -84,7 +123,8 @@ class SampledDiagonal(Observation):
     def observe(self, step: Step) -> PerParameter:
         """Return (1/N) Σ_n (J_nᵀ s_n)², with s_n drawn such that E[s sᵀ] = ∂²ℓ_n/∂z_n²."""
         now = live(step)
-        _refuse_coupled(now.model)
+        if now.model is not None:
+            refuse_coupled(now.model, "HessTrace(curvature='hutchinson'), whose products are exact")
         outputs = find_outputs(now.outputs)
         parameters = list(now.parameters.values())
 
@@ -114,37 +154,74 @@ class BackpackDiagonal(Observation):
     info = ("loss",)
 
     def observe(self, step: Step) -> PerParameter:
-        """Run a backward pass with BackPACK's extension, and take what it leaves on the parameters."""
-        now = live(step)
-        parameters = list(now.parameters.values())
-        extension = BACKPACK[self.curvature]()
-        try:
+        """Return the diagonal."""
+        reduction = live(step).reduction
+        return PerParameter(
+            (name, saved / reduction)
+            for name, saved in _saved(step, BACKPACK[self.curvature]).items()
+        )
+
+
+@dataclass(frozen=True)
+class KroneckerFactors(Observation):
+    """Kronecker factors of the blocks of the mean loss's GGN, from BackPACK, per parameter a `Kronecker`.
+
+    Args:
+        approximation: ``"kfac"``, ``"kflr"`` or ``"kfra"``.
+    """
+
+    approximation: str
+    moment = Moment.ENTRY
+    info = ("loss",)
+
+    def observe(self, step: Step) -> PerParameter:
+        """Return the products."""
+        reduction = live(step).reduction
+        return PerParameter(
+            (name, Kronecker(saved[0] / reduction, *saved[1:]))
+            for name, saved in _saved(step, FACTORED[self.approximation]).items()
+        )
+
+
+def _saved(step: Step, extension_class: type) -> dict[str, Any]:
+    """Run a backward pass with an extension of BackPACK, and take what it leaves on the parameters."""
+    now, extension = live(step), extension_class()
+    parameters = list(now.parameters.values())
+    name = extension.savefield
+    try:
+        # KFAC draws from the global random state, which is put back.
+        with torch.random.fork_rng(devices=_cuda_devices(parameters)):
+            torch.manual_seed(now.seed)
             with backpack(extension, retain_graph=True), torch.enable_grad():
                 ends = [*parameters, *other_leaves(now.loss, parameters)]
                 torch.autograd.grad(now.loss, ends, retain_graph=True, allow_unused=True)
-            missing = [n for n, p in now.parameters.items() if not hasattr(p, extension.savefield)]
-            if missing:
-                raise NotChecked(NO_DIAGONAL.format(self.curvature, f"none of {missing[0]}"))
-            return PerParameter(
-                (name, getattr(parameter, extension.savefield) / now.reduction)
-                for name, parameter in now.parameters.items()
-            )
-        except (NotImplementedError, AttributeError, RuntimeError, AssertionError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise NotChecked(NO_DIAGONAL.format(self.curvature, reason)) from error
-        finally:
-            for parameter in parameters:
-                if hasattr(parameter, extension.savefield):
-                    delattr(parameter, extension.savefield)
+        missing = [n for n, p in now.parameters.items() if not hasattr(p, name)]
+        if missing:
+            raise NotChecked(NO_EXTENSION.format(name, f"none of {missing[0]}"))
+        return {n: getattr(p, name) for n, p in now.parameters.items()}
+    except (NotImplementedError, AttributeError, RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise NotChecked(NO_EXTENSION.format(name, reason)) from error
+    finally:
+        for parameter in parameters:
+            if hasattr(parameter, name):
+                delattr(parameter, name)
+
+
+def _cuda_devices(parameters: Sequence[Tensor]) -> list[int]:
+    return sorted({p.device.index or 0 for p in parameters if p.device.type == "cuda"})
 
 
 BACKPACK = {"diag_h": DiagHessian, "diag_ggn_exact": DiagGGNExact}
-"""Extensions of BackPACK by what they compute."""
+"""Exact diagonals by BackPACK."""
 
-NO_DIAGONAL = (
+FACTORED = {"kfac": KFAC, "kflr": KFLR, "kfra": KFRA}
+"""Kronecker-factored approximations by BackPACK."""
+
+NO_EXTENSION = (
     "BackPACK has no {} ({}): it needs a model and a loss module that backpack.extend has extended "
-    "before the forward pass, both made of modules that it knows; curvature='auto' needs nothing of "
-    "this"
+    "before the forward pass, both made of modules that it knows, in which the loss module is called "
+    "last; HessTrace, TICDiag and TICTrace need nothing of this with curvature='auto'"
 )
 
 DIAGONALS = ("auto", "diag_ggn_mc", *BACKPACK)
@@ -174,14 +251,3 @@ def find_outputs(outputs: Any) -> Tensor | None:
     elif isinstance(outputs, tuple | list) and len(outputs) == 1:
         outputs = outputs[0]
     return outputs if isinstance(outputs, Tensor) and outputs.requires_grad else None
-
-
-def _refuse_coupled(model: nn.Module | None) -> None:
-    for name, module in () if model is None else model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
-            raise NotChecked(
-                f"{name or 'the model'} normalises with the statistics of the batch, so the outputs "
-                "of a sample depend on all samples and the GGN has no parts by sample; use "
-                "model.eval(), a normalisation that does not couple samples (GroupNorm), or "
-                "HessTrace(curvature='hutchinson'), whose products are exact here, too"
-            )

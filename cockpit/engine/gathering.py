@@ -178,6 +178,7 @@ class Gathering:
         known = collector.batch or (self._scaled_batch(gathered) if gathered.batch_size else None)
         collector.finish([p for p in self._parameters.values() if p.requires_grad], known)
         gathered.arriving.clear()
+        gathered.collector = None  # it refers back, and a circle would outlive the step
         gathered.fault = self._fault(gathered, collector)
         if gathered.fault is not None:
             return

@@ -71,8 +71,9 @@ class Live:
         From the graph; or, where that lacks a second derivative and there is a closure, from the
         loss computed anew with the mathematical kernels, and from differences of its gradient.
         """
-        parameters, scale = list(self.parameters.values()), 1 / self.reduction
-        ways: list[Callable[[], Curvature]] = [lambda: Hessian(self.loss, parameters, scale)]
+        # No way may refer to this object, which keeps them, or the graph would await the collector.
+        loss, parameters, scale = self.loss, list(self.parameters.values()), 1 / self.reduction
+        ways: list[Callable[[], Curvature]] = [lambda: Hessian(loss, parameters, scale)]
         if self.closure is not None:
             again = Reevaluation(self.closure, self.model, self.seed)
 

@@ -7,7 +7,7 @@ from cockpit.gradients.handle import Dense, IndividualGradients, Sum, Zero
 from cockpit.gradients.histogram import Histogram
 from cockpit.gradients.joint import joint
 from cockpit.gradients.recorder import Recorder
-from cockpit.gradients.rules import Call, find_rule, rule_for
+from cockpit.gradients.rules import Call, couples_samples, find_rule, rule_for
 
 __all__ = [
     "MEMORY_BUDGET",
@@ -22,6 +22,7 @@ __all__ = [
     "Recorder",
     "Sum",
     "Zero",
+    "couples_samples",
     "find_rule",
     "joint",
     "plain_arithmetic",

@@ -5,6 +5,7 @@ from cockpit.quantities.adam_staleness import AdamStaleness
 from cockpit.quantities.alpha import Alpha
 from cockpit.quantities.attention_stats import AttentionStats
 from cockpit.quantities.cabs import CABS
+from cockpit.quantities.directional_curvature import DirectionalCurvature
 from cockpit.quantities.distance import Distance
 from cockpit.quantities.early_stopping import EarlyStopping
 from cockpit.quantities.grad_hist import GradHist1d, GradHist2d
@@ -14,6 +15,8 @@ from cockpit.quantities.gradient_noise_scale import GradientNoiseScale
 from cockpit.quantities.gradient_tests import InnerTest, NormTest, OrthoTest
 from cockpit.quantities.hess_max_ev import HessMaxEV
 from cockpit.quantities.hess_trace import HessTrace
+from cockpit.quantities.hessian_spectrum import HessianSpectrum
+from cockpit.quantities.kronecker_spectrum import KroneckerSpectrum
 from cockpit.quantities.loss import Loss
 from cockpit.quantities.lost_updates import LostUpdates
 from cockpit.quantities.mean_gsnr import MeanGSNR
@@ -22,6 +25,7 @@ from cockpit.quantities.parameter_stats import ParameterStats
 from cockpit.quantities.parameters import Parameters
 from cockpit.quantities.per_sample_outliers import PerSampleOutliers
 from cockpit.quantities.quantity import Outcome, Quantity
+from cockpit.quantities.sharpness import CriticalSharpness, PreconditionedSharpness
 from cockpit.quantities.tic import TICDiag, TICTrace
 from cockpit.quantities.time import Time
 from cockpit.quantities.update_ratio import UpdateRatio
@@ -33,6 +37,8 @@ __all__ = [
     "AdamStaleness",
     "Alpha",
     "AttentionStats",
+    "CriticalSharpness",
+    "DirectionalCurvature",
     "Distance",
     "EarlyStopping",
     "GradHist1d",
@@ -42,7 +48,9 @@ __all__ = [
     "GradientNoiseScale",
     "HessMaxEV",
     "HessTrace",
+    "HessianSpectrum",
     "InnerTest",
+    "KroneckerSpectrum",
     "Loss",
     "LostUpdates",
     "MeanGSNR",
@@ -53,6 +61,7 @@ __all__ = [
     "ParameterStats",
     "Parameters",
     "PerSampleOutliers",
+    "PreconditionedSharpness",
     "Quantity",
     "TICDiag",
     "TICTrace",

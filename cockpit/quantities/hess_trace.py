@@ -10,7 +10,7 @@ from cockpit.errors import InvalidArgument
 from cockpit.quantities.quantity import Outcome, Quantity
 from cockpit.transforms import Need
 
-CURVATURES = (*DIAGONALS, "hutchinson")
+CURVATURES = (*DIAGONALS, "hutchinson", "hutch++")
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,9 @@ class HessTrace(Quantity):
     Formula: :math:`\sum_{d \in p} C_{dd}`. With ``curvature="auto"`` (or ``"diag_ggn_mc"``), C is the
     generalised Gauss-Newton matrix, whose diagonal is estimated without bias from one backward pass,
     for any model and convex loss; ``"hutchinson"`` estimates the trace of the Hessian from products
-    with random signs; ``"diag_h"`` and ``"diag_ggn_exact"`` are BackPACK's exact diagonals of the
-    Hessian and the GGN, and need a model and a loss module that ``backpack.extend`` has extended.
+    with random signs, and ``"hutch++"`` takes its dominant part exactly, for as many products again;
+    ``"diag_h"`` and ``"diag_ggn_exact"`` are BackPACK's exact diagonals of the Hessian and the GGN,
+    and need a model and a loss module that ``backpack.extend`` has extended.
     The ``standard_error`` of an estimate of Hutchinson's is logged with it.
 
     How to read it: the mean curvature times the number of weights. Layers whose trace is orders of
@@ -39,7 +40,7 @@ class HessTrace(Quantity):
         track_schedule: On which steps it is tracked.
         verbose: Whether to print the value.
         curvature: See above.
-        probes: Number of random vectors of ``"hutchinson"``.
+        probes: Number of random vectors of ``"hutchinson"`` and ``"hutch++"``.
     """
 
     curvature: str = "auto"
@@ -57,14 +58,14 @@ class HessTrace(Quantity):
 
     def needs(self) -> tuple[Need, ...]:
         """Return the diagonal, or the products with random vectors."""
-        if self.curvature == "hutchinson":
-            return (HessianTrace(self.probes),)
+        if self.curvature in ("hutchinson", "hutch++"):
+            return (HessianTrace(self.probes, sketch=self.curvature == "hutch++"),)
         return (diagonal(self.curvature),)
 
     def compute(self, step: Step) -> Outcome | PerParameter:
         """Return the traces, one `[]` per parameter."""
         (need,) = self.needs()
-        if self.curvature == "hutchinson":
+        if isinstance(need, HessianTrace):
             samples = step[need]  # [probes] per parameter
             error = PerParameter((n, s.std() / len(s) ** 0.5) for n, s in samples.items())
             traces = PerParameter((name, s.mean()) for name, s in samples.items())

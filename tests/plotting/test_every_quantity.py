@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from backpack import extend
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
@@ -69,16 +70,23 @@ def train(path: Path, quantity: Quantity) -> Run:
     torch.manual_seed(0)
     needs_attention = quantity.name == "AttentionStats"
     model = Encoder() if needs_attention else perceptron()
+    module = nn.CrossEntropyLoss()
+    factored = quantity.name == "KroneckerSpectrum"  # made of what BackPACK computes
+    if factored:
+        model, module = extend(model), extend(module)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     watch = Cockpit(model, [quantity], optimizer=optimizer, log=path)
     with watch, sdpa_kernel(SDPBackend.MATH):
         for step in range(STEPS):
             x = torch.randint(11, (8, 5)) if needs_attention else torch.randn(8, 6)
+            x.requires_grad_(factored)  # PyTorch warns of BackPACK's hooks where no input has one
             y = torch.randint(3, (8,))
             optimizer.zero_grad()
-            losses = F.cross_entropy(model(x), y, reduction="none")
-            loss = losses.mean()
-            with watch(step, loss=loss, individual_losses=losses):
+            outputs = model(x)
+            losses = F.cross_entropy(outputs, y, reduction="none")
+            loss = module(outputs, y)
+            closure = partial(lambda x, y: module(model(x), y), x, y)
+            with watch(step, loss=loss, individual_losses=losses, closure=closure):
                 loss.backward()
             optimizer.step()
             watch.log(step, learning_rate=0.01)

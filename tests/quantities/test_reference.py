@@ -150,7 +150,17 @@ OPTIMIZERS_OF = {"AdamStaleness": ["adamw"]}
 MODELS_OF = {"AttentionStats": ["transformer"]}
 """Quantities that are defined for some of the models only; at the others there is none, without a warning."""
 
-CURVATURE = {"HessMaxEV", "HessTrace", "TICDiag", "TICTrace"}
+CURVATURE = {
+    "CriticalSharpness",
+    "DirectionalCurvature",
+    "HessMaxEV",
+    "HessTrace",
+    "HessianSpectrum",
+    "KroneckerSpectrum",
+    "PreconditionedSharpness",
+    "TICDiag",
+    "TICTrace",
+}
 """Quantities that are compared with dense matrices in tests/curvature."""
 
 PUBLIC = [

@@ -2,6 +2,7 @@
 
 from cockpit.gradients.rules import attention, convolution, embedding, linear, normalization
 from cockpit.gradients.rules.generic import generic
+from cockpit.gradients.rules.normalization import couples_samples
 from cockpit.gradients.rules.registry import Call, Rule, find_rule, rule_for
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "Rule",
     "attention",
     "convolution",
+    "couples_samples",
     "embedding",
     "find_rule",
     "generic",

@@ -85,7 +85,9 @@ class Replay:
         self.module = _Forward(module)
         self.arrived = [grad is not None for grad in grads]
         leaves, self.structure = pytree.tree_flatten((call.args, call.kwargs))
-        dtype = working_dtype(*(p for p in module.parameters(recurse=False)))
+        own = dict(module.named_parameters(recurse=False))
+        own |= {name: module.get_parameter(name) for name in borrowed}
+        dtype = working_dtype(*own.values())
         self.leaves = [_cast(leaf, dtype) for leaf in leaves]
         self.batched = [
             isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == batch.size
@@ -99,8 +101,6 @@ class Replay:
                 f"its inputs and outputs do not have the {batch.size} samples in their first "
                 "dimension"
             )
-        own = dict(module.named_parameters(recurse=False))
-        own |= {name: module.get_parameter(name) for name in borrowed}
         names: dict[Tensor, str] = {p: name for name, p in own.items() if p.requires_grad}
         self.parameters = {name: _cast(parameter, dtype) for parameter, name in names.items()}
         # A parameter may stand in several places. Those in submodules are parts of their own.

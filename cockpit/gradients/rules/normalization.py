@@ -19,6 +19,12 @@ from cockpit.gradients.handle import Dense, IndividualGradients
 from cockpit.gradients.rules.registry import Call, factors, rule_for
 
 
+def couples_samples(module: nn.Module) -> bool:
+    """Whether a module normalises with the statistics of the batch, so that its outputs depend on all samples."""
+    batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+    return batch_norm and (module.training or module.running_mean is None)
+
+
 def _handles(
     module: nn.Module, batch: Batch, normalized: Tensor, grad: Tensor, dims: tuple[int, ...]
 ) -> dict[str, IndividualGradients]:

@@ -1,0 +1,278 @@
+"""Needs that look at the curvature along a direction, or in the metric of the optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cockpit.curvature import Curvature, Reevaluation, Spectrum, extremes, moved
+from cockpit.engine.curvature import START_NOISE, live
+from cockpit.engine.needs import Moment, Observation, OfUpdate
+from cockpit.engine.step import NotChecked, PerParameter, Step
+
+
+@dataclass(frozen=True)
+class GradientCurvature(Observation):
+    """gᵀHg/‖g‖² along the mini-batch gradient: ``total`` `[]`, and per parameter `[]` with ``blocks``.
+
+    Args:
+        blocks: Whether to look at the diagonal block of every parameter, too.
+    """
+
+    blocks: bool
+    moment = Moment.ENTRY
+    info = ("loss",)
+
+    def observe(self, step: Step) -> dict[str, Any]:
+        """Return the quotients."""
+        hessian = live(step).hessian
+        return _quotients(step, hessian, hessian.gradient(), self.blocks)
+
+
+@dataclass(frozen=True)
+class DisplacementCurvature(Observation):
+    """dᵀHd/‖d‖² along the way from where this was observed last; as `GradientCurvature`.
+
+    Args:
+        blocks: Whether to look at the diagonal block of every parameter, too.
+    """
+
+    blocks: bool
+    moment = Moment.ENTRY
+    info = ("loss",)
+
+    def observe(self, step: Step) -> dict[str, Any] | None:
+        """Return the quotients; None the first time."""
+        earlier = step.carried.get(self)
+        now = [parameter.detach() for parameter in step.parameters.values()]
+        step.carried[self] = [value.clone() for value in now]
+        if earlier is None:
+            return None
+        way = [value - before.to(value) for value, before in zip(now, earlier, strict=True)]
+        return _quotients(step, live(step).hessian, way, self.blocks)
+
+
+def _quotients(
+    step: Step, hessian: Curvature, vectors: Sequence[Tensor], blocks: bool
+) -> dict[str, Any]:
+    images = hessian.times(vectors)
+    flat, image = hessian.flat(vectors), hessian.flat(images)
+    found: dict[str, Any] = {"total": torch.dot(flat, image) / torch.dot(flat, flat)}
+    if blocks:
+        found["blocks"] = PerParameter(
+            (name, (v * hessian.block(index, v)).sum() / v.square().sum())
+            for index, (name, v) in enumerate(zip(step.parameters, vectors, strict=True))
+        )
+    return found
+
+
+# -- the metric of the optimizer ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stability:
+    """Preconditioned sharpness, and the largest that the optimizer is stable at.
+
+    Args:
+        spectrum: Both ends of the spectrum of P^{−1/2} H P^{−1/2}.
+        bound: Where the optimizer becomes unstable on a quadratic.
+    """
+
+    spectrum: Spectrum
+    bound: float
+
+
+@dataclass(frozen=True)
+class PreconditionedExtremes(Observation):
+    """Both ends of the spectrum of P^{−1/2} H P^{−1/2}, with P the optimizer's preconditioner.
+
+    Args:
+        tolerance: Relative error that is accepted.
+        max_products: When to give up.
+    """
+
+    tolerance: float = 1e-3
+    max_products: int = 100
+    moment = Moment.ENTRY
+    info = ("loss",)
+
+    def observe(self, step: Step) -> Stability:
+        """Return the spectrum's ends and the bound."""
+        hessian = live(step).hessian
+        scales, bounds = [], set()
+        for name, parameter in step.parameters.items():
+            optimizer, group = _group_of(step, name)
+            scale, bound = _metric(optimizer, group, parameter, name)
+            scales.append(scale)
+            bounds.add(bound)
+        if len(bounds) > 1:
+            raise NotChecked(
+                "the groups of parameters have different learning rates or momenta, and there is no "
+                "one bound for all of them"
+            )
+        root = hessian.flat(scales).rsqrt()  # P^{−1/2}
+        start = hessian.noise(live(step).generator())
+        earlier = step.carried.get(self)
+        if earlier is not None:
+            start = earlier.to(start) + START_NOISE * start / torch.linalg.vector_norm(start)
+        found = extremes(
+            lambda v: root * (hessian @ (root * v)), start, self.tolerance, self.max_products
+        )
+        if not math.isnan(found.largest):
+            step.carried[self] = found.upper
+        return Stability(found, bounds.pop())
+
+
+def _group_of(step: Step, name: str) -> tuple[Any, dict[str, Any]]:
+    for optimizer in step.optimizers:
+        for group in optimizer.param_groups:
+            if any(step.parameters[name] is p for p in group["params"]):
+                return optimizer, group
+    raise NotChecked(
+        f"no known optimizer holds {name}; give it to the cockpit, Cockpit(..., optimizer=opt)"
+    )
+
+
+def _metric(
+    optimizer: Any, group: dict[str, Any], parameter: Tensor, name: str
+) -> tuple[Tensor, float]:
+    """Return the preconditioner of a parameter, `[*shape]`, and the bound of its group."""
+    rate = float(group["lr"])
+    if rate <= 0:
+        raise NotChecked("the learning rate is zero, so there is no bound")
+    if isinstance(optimizer, torch.optim.SGD):
+        momentum = float(group["momentum"])
+        if group["dampening"]:
+            raise NotChecked("the bound of SGD with dampening is not known here")
+        bound = (2 + 2 * momentum) / rate
+        return torch.ones_like(parameter), bound / (1 + 2 * momentum * group["nesterov"])
+    if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
+        state = optimizer.state.get(parameter, {})
+        if "exp_avg_sq" not in state:
+            raise NotChecked(
+                f"the optimizer has no second moments of {name} yet; it has after its first step",
+                usual=True,
+            )
+        moment = state.get("max_exp_avg_sq", state["exp_avg_sq"])
+        first, second = (float(beta) for beta in group["betas"])
+        steps = torch.as_tensor(state["step"], dtype=torch.float32)
+        corrected = moment / -torch.expm1(steps * math.log(second)).to(moment)
+        return corrected.sqrt() + group["eps"], (2 + 2 * first) / ((1 - first) * rate)
+    raise NotChecked(
+        f"the preconditioner of {type(optimizer).__name__} is not known here; those of SGD, Adam and "
+        "AdamW are"
+    )
+
+
+# -- along the update, by the loss alone ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Evaluations(Observation):
+    """The user's closure, made to leave no trace."""
+
+    moment = Moment.ENTRY
+    info = ("loss", "closure")
+
+    def observe(self, step: Step) -> Reevaluation:
+        """Return a function that computes the loss anew."""
+        return Reevaluation(step.info["closure"], live(step).model, step.global_step)
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Where the loss, along the update, comes back to what it was.
+
+    Args:
+        steps: That place in units of the update.
+        bracket: Places on both sides of it between which it lies.
+        rate: The learning rate of the update.
+    """
+
+    steps: float
+    bracket: tuple[float, float]
+    rate: float
+
+
+MOST_EVALUATIONS = 8
+
+
+@dataclass(frozen=True)
+class LossCrossing(OfUpdate):
+    """The smallest multiple s of the update with L(θ + s d) > L(θ), on the same mini-batch."""
+
+    evaluations = Evaluations()
+
+    def observe(self, step: Step, update: PerParameter) -> Crossing:
+        """Return it; the parameters are put back, bit for bit."""
+        evaluate = step[self.evaluations]
+        rates = {float(_group_of(step, name)[1]["lr"]) for name in step.parameters}
+        if len(rates) > 1:
+            raise NotChecked("the groups of parameters have different learning rates")
+        parameters, direction = list(step.parameters.values()), list(update.values())
+
+        def loss(s: float) -> float:
+            with moved(parameters, direction, s - 1):  # they stand at the end of the update
+                return float(evaluate(differentiable=False))
+
+        start = loss(0.0)
+        rises = [(s, value - start) for s, value in _bracket(loss, start)]
+        below = max((s, rise) for s, rise in [(0.0, 0.0), *rises] if s == 0 or rise < 0)
+        above = min(((s, rise) for s, rise in rises if not rise < 0), default=None)
+        if above is None:
+            reason = f"{below[0]:g} times the update still does not raise the loss"
+            raise NotChecked(reason, usual=True)
+        if below[0] == 0:
+            raise NotChecked(f"even {above[0]:g} times the update raises the loss", usual=True)
+        return Crossing(_root(below, above), (below[0], above[0]), rates.pop())
+
+
+def _bracket(loss: Any, start: float) -> list[tuple[float, float]]:
+    """Evaluate the loss where it comes closer and closer to the crossing, as often as is allowed."""
+    found: list[tuple[float, float]] = []
+    low, high = (0.0, 0.0), (math.inf, 0.0)
+    s = 1.0
+    for _ in range(MOST_EVALUATIONS - 1):
+        value = loss(s)
+        found.append((s, value))
+        if not value < start:  # rounding may leave no difference
+            high = (s, value - start)
+        else:
+            low = (s, value - start)
+        if high[0] == math.inf or low[0] == 0:
+            s = _beyond(found[-2:], start)
+        else:
+            width = high[0] - low[0]
+            guess = _root(low, high)
+            s = min(max(guess, low[0] + 0.02 * width), high[0] - 0.02 * width)
+    return found
+
+
+def _beyond(points: Sequence[tuple[float, float]], start: float) -> float:
+    """Return where the crossing should be passed, given points on one side of it: at a parabola's, and a bit."""
+    s, value = points[-1]
+    rising = not value < start
+    if len(points) < 2 or not math.isfinite(value):
+        return s / 2 if rising else 2 * s
+    (before, earlier), slope = points[0], (value - start) / s
+    bend = (slope - (earlier - start) / before) / (s - before)
+    if not bend > 0:
+        return s / 8 if rising else 8 * s
+    crossing = s - slope / bend
+    if rising:
+        return max(min(0.95 * crossing, s / 2), s / 64)
+    return min(max(1.05 * crossing, 2 * s), 64 * s)
+
+
+def _root(low: tuple[float, float], high: tuple[float, float]) -> float:
+    """Return the zero, between two points, of the parabola through both and the origin."""
+    (s, f), (t, g) = low, high
+    slope_s, slope_t = f / s, g / t  # a + b s and a + b t
+    b = (slope_t - slope_s) / (t - s)
+    root = s - slope_s / b if b > 0 else (s + t) / 2
+    return root if s <= root <= t else (s + t) / 2
