@@ -104,7 +104,9 @@ def measure(case: Case, repeats: int, warmup: int, batch_size: int = BATCH_SIZE)
         if name in case.memory:
             limit = case.memory[name] * peaks[PLAIN] + MEMORY_BUDGET
             aims.append(Aim("peak", peaks[name] / 2**20, limit / 2**20))
-        low, middle, high = (1e3 * q for q in statistics.quantiles(times[name], n=4))
+        low, middle, high = (
+            1e3 * q for q in statistics.quantiles(times[name], n=4, method="inclusive")
+        )
         rows.append(Row(name, (low, middle, high), of_plain[name], peaks[name], peaks[PLAIN], aims))
     return rows
 

@@ -130,6 +130,21 @@ def read_optimizers(optimizer: Any) -> list[Any]:
     return optimizers
 
 
+def read_loss_function(loss_function: Any) -> nn.Module | None:
+    """Return the loss module.
+
+    Raises:
+        InvalidType: if it is none.
+    """
+    if loss_function is None or isinstance(loss_function, nn.Module):
+        return loss_function
+    raise InvalidType(
+        "loss_function must be a torch.nn.Module such as torch.nn.CrossEntropyLoss(), got "
+        f"{_kind(loss_function)}. A function cannot have BackPACK's hooks; leave it out where no quantity "
+        "needs BackPACK."
+    )
+
+
 def read_step(global_step: Any) -> int:
     """Return the number of a step.
 

@@ -21,12 +21,13 @@ from cockpit.arguments import (
     free_name,
     read_individual_losses,
     read_loss,
+    read_loss_function,
     read_micro_batch,
     read_optimizers,
     read_parameters,
     read_step,
 )
-from cockpit.engine import Engine, InForward, Observation, Plan, Step
+from cockpit.engine import Engine, Extended, InForward, Observation, Plan, Step
 from cockpit.engine.plan import merged
 from cockpit.errors import CockpitError, CockpitWarning, InvalidArgument
 from cockpit.gradients import MEMORY_BUDGET
@@ -73,6 +74,10 @@ class Cockpit:
         reduction: Whether the loss that is backpropagated is the ``"mean"`` or the ``"sum"`` over
             the samples. By itself the cockpit sees that from ``individual_losses``, and takes it to
             be a mean where these are missing.
+        loss_function: The loss module with which the loss is computed, for quantities that need
+            BackPACK (its exact diagonals, Kronecker factors): while such a quantity is tracked, the
+            model and this module have BackPACK's hooks, and after `close` no more. Otherwise it is
+            left alone.
         memory_budget: Bytes that dense pieces of individual gradients may take at a time.
         strict: Raise, rather than note, what goes wrong while quantities are computed.
         seed: Of the random numbers that sampled statistics draw from a generator of their own.
@@ -90,6 +95,7 @@ class Cockpit:
         optimizer: Any = None,
         log: str | os.PathLike[str] | None = None,
         reduction: str | None = None,
+        loss_function: nn.Module | None = None,
         memory_budget: int = MEMORY_BUDGET,
         strict: bool = False,
         seed: int = 0,
@@ -102,6 +108,8 @@ class Cockpit:
             )
         named, self._model = read_parameters(params)
         optimizers = read_optimizers(optimizer)
+        self._loss_function = read_loss_function(loss_function)
+        self._extended: Extended | None = None
         self._closed = False
         self._last_tracked = -1
         self._skipped = -1  # the last step that was not tracked
@@ -166,6 +174,10 @@ class Cockpit:
         if any(isinstance(need, InForward) for need in needs):
             self._in_forward[name] = self._quantities[name]
             self._expect(self._expected)
+        own_extensions = type(self._quantities[name]).extensions is not Quantity.extensions
+        by_backpack = any(isinstance(n, Observation) and n.backpack for n in needs)
+        if (by_backpack or own_extensions) and self._model and self._loss_function:
+            self._extended = self._extended or Extended(self._model, self._loss_function)
         recorder = self._engine.recorder
         if recorder is not None:
             recorder.keeps_outputs |= any(isinstance(n, Observation) and n.outputs for n in needs)
@@ -499,6 +511,8 @@ class Cockpit:
         if not self._closed:
             self._closed = True
             self._engine.close()
+            if self._extended is not None:
+                self._extended.close()
             self._writer.close()
 
     def __enter__(self) -> Cockpit:

@@ -1,6 +1,7 @@
 """One backward pass for all needs: what is observed when, and what is carried from one step to the next."""
 
 from cockpit.engine.engine import Engine
+from cockpit.engine.extending import Extended
 from cockpit.engine.needs import InForward, Moment, Next, Observation
 from cockpit.engine.plan import Plan
 from cockpit.engine.reports import Reports, Result
@@ -10,6 +11,7 @@ from cockpit.engine.transfer import to_host
 
 __all__ = [
     "Engine",
+    "Extended",
     "InForward",
     "LossScale",
     "Missing",

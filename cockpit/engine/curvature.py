@@ -152,6 +152,7 @@ class BackpackDiagonal(Observation):
     curvature: str
     moment = Moment.ENTRY
     info = ("loss",)
+    backpack = True
 
     def observe(self, step: Step) -> PerParameter:
         """Return the diagonal."""
@@ -173,6 +174,7 @@ class KroneckerFactors(Observation):
     approximation: str
     moment = Moment.ENTRY
     info = ("loss",)
+    backpack = True
 
     def observe(self, step: Step) -> PerParameter:
         """Return the products."""
@@ -219,9 +221,10 @@ FACTORED = {"kfac": KFAC, "kflr": KFLR, "kfra": KFRA}
 """Kronecker-factored approximations by BackPACK."""
 
 NO_EXTENSION = (
-    "BackPACK has no {} ({}): it needs a model and a loss module that backpack.extend has extended "
-    "before the forward pass, both made of modules that it knows, in which the loss module is called "
-    "last; HessTrace, TICDiag and TICTrace need nothing of this with curvature='auto'"
+    "BackPACK has no {} ({}): it needs a model and a loss module, both made of modules that it knows, "
+    "in which the loss module is called last; give both to the cockpit, Cockpit(model, ..., "
+    "loss_function=loss_module), or extend them with backpack.extend before the forward pass; "
+    "HessTrace, TICDiag and TICTrace need nothing of this with curvature='auto'"
 )
 
 DIAGONALS = ("auto", "diag_ggn_mc", *BACKPACK)

@@ -66,6 +66,8 @@ class Observation(Need):
     """Whether it compares with the parameters at the first step entered, `Step.start`."""
     outputs: ClassVar[bool] = False
     """Whether it needs what the model returned, `Live.outputs`."""
+    backpack: ClassVar[bool] = False
+    """Whether it needs BackPACK's hooks on the model and the loss function."""
 
     def observe(self, step: Step) -> Any:
         """Return the value; `step` is as it stands at the moment.
