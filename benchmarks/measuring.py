@@ -8,7 +8,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from torch import Tensor
@@ -74,8 +74,12 @@ def _silence() -> Iterator[None]:
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes that tensors take; what they share counts once."""
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    """Return the bytes that tensors take; what they share counts once, and what has no memory not at all."""
+    storages = {}
+    for tensor in tensors:
+        with suppress(NotImplementedError):  # a tensor in a transformation of torch.func
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
 
 

@@ -26,8 +26,6 @@ class HessMaxEV(Quantity):
 
     Source: Lanczos (1950); Cohen et al. (2021), arXiv:2103.00065, for the edge of stability.
 
-    With accumulation: the Hessian is that of the first micro-batch.
-
     With accumulation: the curvature of the first micro-batch.
 
     Args:

@@ -32,8 +32,6 @@ class HessTrace(Quantity):
     Source: Schneider, Dangel & Hennig (2021), arXiv:2102.06604; Dangel, Kunstner & Hennig (2020),
     arXiv:1912.10985; Hutchinson (1989).
 
-    With accumulation: the curvature is that of the first micro-batch.
-
     With accumulation: the curvature of the first micro-batch.
 
     Args:

@@ -62,8 +62,6 @@ class TICDiag(_TIC):
 
     Source: Takeuchi (1976); Thomas et al. (2020), arXiv:1906.07774, section 3.
 
-    With accumulation: the gradients are those of the whole batch, the curvature that of the first micro-batch.
-
     With accumulation: the individual gradients of the whole batch, and the curvature of the first
     micro-batch.
 
@@ -90,8 +88,6 @@ class TICTrace(_TIC):
     How to read it: as `TICDiag`, of which it is a cruder and more robust version.
 
     Source: Takeuchi (1976); Thomas et al. (2020), arXiv:1906.07774, section 3.
-
-    With accumulation: the gradients are those of the whole batch, the curvature that of the first micro-batch.
 
     With accumulation: the individual gradients of the whole batch, and the curvature of the first
     micro-batch.

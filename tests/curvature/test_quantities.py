@@ -149,7 +149,9 @@ def test_exact_diagonals_of_backpack(curvature: str, reduction: str) -> None:
 
 def test_an_exact_diagonal_that_cannot_be_had_says_why() -> None:
     case = mlp()
-    with pytest.warns(CockpitWarning, match="backpack.extend has extended before the forward"):
+    with pytest.warns(
+        CockpitWarning, match=r"Cockpit\(model, \.\.\., loss_function=loss_module\), or extend them"
+    ):
         watched(case, [HessTrace(curvature="diag_h")])
 
 
