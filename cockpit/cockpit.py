@@ -119,6 +119,7 @@ class Cockpit:
             self._quantities[free_name(quantity, self._quantities)] = quantity
         self._in_forward: dict[str, Quantity] = {}
         self._expected: int | None = None
+        self._needs_start = False  # whether some quantity compares with the first step entered
         self._writer = RunWriter(
             log,
             settings=self._settings(optimizers, reduction, memory_budget, seed),
@@ -169,18 +170,21 @@ class Cockpit:
         self._prepare(name)
 
     def _prepare(self, name: str) -> None:
-        """Have the forward pass watched for a quantity that needs it."""
+        """Get ready for what a quantity needs beside the backward pass."""
         needs = self._quantities[name].needs()
         if any(isinstance(need, InForward) for need in needs):
             self._in_forward[name] = self._quantities[name]
             self._expect(self._expected)
+        observations = [need for need in needs if isinstance(need, Observation)]
+        self._needs_start |= any(need.from_start for need in observations)
         own_extensions = type(self._quantities[name]).extensions is not Quantity.extensions
-        by_backpack = any(isinstance(n, Observation) and n.backpack for n in needs)
-        if (by_backpack or own_extensions) and self._model and self._loss_function:
-            self._extended = self._extended or Extended(self._model, self._loss_function)
+        by_backpack = any(need.backpack for need in observations)
+        wanted = (by_backpack or own_extensions) and self._extended is None
+        if wanted and self._model is not None and self._loss_function is not None:
+            self._extended = Extended(self._model, self._loss_function)
         recorder = self._engine.recorder
         if recorder is not None:
-            recorder.keeps_outputs |= any(isinstance(n, Observation) and n.outputs for n in needs)
+            recorder.keeps_outputs |= any(need.outputs for need in observations)
 
     def _settings(
         self, optimizers: list[Any], reduction: str | None, memory_budget: int, seed: int
@@ -255,7 +259,7 @@ class Cockpit:
         self._give_up_pause()
         if info.get("optimizer") is not None:
             engine.updates.add(read_optimizers(info["optimizer"]))
-        if engine.start is None and self._from_start():
+        if self._needs_start:
             engine.remember_start()
         continued = engine.continued(global_step)
         due = {n: q for n, q in self._quantities.items() if q.is_due(global_step)}
@@ -334,13 +338,6 @@ class Cockpit:
         if pause is not None:
             self._engine.abort()
             self._reports.incomplete(*pause)
-
-    def _from_start(self) -> bool:
-        return any(
-            isinstance(need, Observation) and need.from_start
-            for quantity in self._quantities.values()
-            for need in quantity.needs()
-        )
 
     @staticmethod
     def _own_extensions(quantity: Quantity, global_step: int) -> list[BackpropExtension]:
@@ -502,9 +499,7 @@ class Cockpit:
         self._writer.flush()
         return open_run(self._writer.path)
 
-    # -- the end
-    #
-    # -----------------------------------------------------------------------------------------------------
+    # -- the end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Finish the run file and take all hooks off the model and the optimizers. May be called twice."""

@@ -374,12 +374,16 @@ class Engine:
         handles, self._waiting = self._waiting, {}
         if step is None:
             return
-        step.at_optimizer_step = at_optimizer_step
         needs = {need for entry in self._open if entry.step is step for need in entry.needs}
         with torch.no_grad():
             for need in needs - step.values.keys():
                 if isinstance(need, AlongUpdate):
                     step.values[need] = self._project(need, handles, update)
+                elif isinstance(need, OfUpdate) and need.gradient and not at_optimizer_step:
+                    step.values[need] = Missing(
+                        "the gradient has to be seen when the optimizer steps: give the optimizer "
+                        "to the cockpit, Cockpit(..., optimizer=opt)"
+                    )
                 elif isinstance(need, OfUpdate):
                     step.values[need] = self._value(need, partial(need.observe, step, update))
         self._compute()

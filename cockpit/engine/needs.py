@@ -82,6 +82,8 @@ class OfUpdate(Need):
     """A need that is met from the update d, when the parameters have been updated."""
 
     moment: ClassVar[Moment] = Moment.UPDATE
+    gradient: ClassVar[bool] = False
+    """Whether it needs ``parameter.grad`` as it was when the optimizer stepped."""
 
     def observe(self, step: Step, update: Update) -> Any:
         """Return the value."""

@@ -80,8 +80,6 @@ class Step:
         memory: What the quantity that is being computed remembered when the step began.
         carried: What needs have kept for themselves from earlier steps, by need.
         optimizers: The optimizers that are known.
-        at_optimizer_step: Whether the update is being observed right after the optimizer's step, when
-            ``parameter.grad`` still is what it was made from.
     """
 
     global_step: int
@@ -97,7 +95,6 @@ class Step:
     memory: Any = None
     carried: dict[Need, Any] = field(default_factory=dict)
     optimizers: Sequence[Any] = ()
-    at_optimizer_step: bool = False
 
     def __getitem__(self, need: Need) -> Any:
         """Return the value of a need that the quantity has declared.

@@ -67,9 +67,7 @@ class IndividualGradients:
         """Return the gradients of some samples, `[n, *shape]`."""
         raise NotImplementedError
 
-    # -- dense pieces
-    #
-    # -----------------------------------------------------------------------------------------------
+    # -- dense pieces -----------------------------------------------------------------------------
 
     @property
     def numel(self) -> int:
@@ -124,9 +122,7 @@ class IndividualGradients:
     def _empty(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
-    # -- reductions
-    #
-    # -------------------------------------------------------------------------------------------------
+    # -- reductions -------------------------------------------------------------------------------
 
     def dense(self) -> Tensor:
         """Return all individual gradients, `[N, *shape]`, whatever memory that takes."""

@@ -22,26 +22,41 @@ def panel(run: Readable) -> Panel | None:
     names, counts = by_parameter(run, arrays, edges.shape[0] - 1)
     if len(names) < 2:
         return None
-    first, last = filled(counts.sum(0))
-    total = counts.sum(1, keepdims=True)
-    shares = np.divide(100 * counts, total, out=np.zeros_like(counts), where=total > 0)
-    return Panel(
+    return shares(
+        names,
+        counts,
+        edges,
         title="Gradients by parameter",
-        group="GRADIENTS",
         how_to_read="A row with all its values in the bin of 0 gets no gradient; full outer bins mean "
         "badly scaled inputs.",
-        marks=(
-            Heat(
-                (edges[first:last] + edges[first + 1 : last + 1]) / 2,
-                shares[:, first:last],
-                "share [%]",
-                names=names,
-                scale="log",
-            ),
-        ),
         x_label="gradient entry",
-        x_range=(float(edges[first]), float(edges[last])),
         headline=f"step {step}",
+    )
+
+
+def shares(
+    names: tuple[str, ...],
+    counts: Array,
+    edges: Array,
+    *,
+    title: str,
+    how_to_read: str,
+    x_label: str,
+    headline: str,
+) -> Panel:
+    """Return counts `[parameters, bins]` as a heat map of each row's shares, where there are any."""
+    first, last = filled(counts.sum(0))
+    total = counts.sum(1, keepdims=True)
+    percent = np.divide(100 * counts, total, out=np.zeros_like(counts), where=total > 0)
+    centers = (edges[first:last] + edges[first + 1 : last + 1]) / 2
+    return Panel(
+        title=title,
+        group="GRADIENTS",
+        how_to_read=how_to_read,
+        marks=(Heat(centers, percent[:, first:last], "share [%]", names=names, scale="log"),),
+        x_label=x_label,
+        x_range=(float(edges[first]), float(edges[last])),
+        headline=headline,
     )
 
 

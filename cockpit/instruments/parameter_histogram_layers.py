@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from cockpit.instruments.grad_histogram_layers import by_parameter, filled
+from cockpit.instruments.grad_histogram_layers import by_parameter, shares
 from cockpit.instruments.instrument import Readable, instrument
-from cockpit.instruments.panel import Heat, Panel
+from cockpit.instruments.panel import Panel
 from cockpit.instruments.reading import newest
 
 __all__ = ["panel"]
@@ -26,25 +24,13 @@ def panel(run: Readable) -> Panel | None:
     names, joint = by_parameter(run, arrays, len(arrays["edges/0"]) - 1, len(edges) - 1)
     if not names:
         return None
-    counts = joint.sum(1)  # [parameters, bins_y]
-    first, last = filled(counts.sum(0))
-    total = counts.sum(1, keepdims=True)
-    shares = np.divide(100 * counts, total, out=np.zeros_like(counts), where=total > 0)
-    return Panel(
+    return shares(
+        names,
+        joint.sum(1),  # [parameters, bins_y]
+        edges,
         title="Values of the parameters",
-        group="GRADIENTS",
         how_to_read="A hill around 0 is usual for weights; values that pile up in one bin point at "
         "a bad start or saturation.",
-        marks=(
-            Heat(
-                (edges[first:last] + edges[first + 1 : last + 1]) / 2,
-                shares[:, first:last],
-                "share [%]",
-                names=names,
-                scale="log",
-            ),
-        ),
         x_label="parameter",
-        x_range=(float(edges[first]), float(edges[last])),
         headline=f"step {step}",
     )

@@ -18,13 +18,10 @@ from cockpit.quantities.quantity import Quantity
 class Staleness(OfUpdate):
     """√mean(g² / max(v̂, ε²)) after the step, per parameter of an Adam-like optimizer `[]`."""
 
+    gradient = True
+
     def observe(self, step: Step, update: PerParameter) -> PerParameter:
         """Return the values of the parameters that such an optimizer holds."""
-        if not step.at_optimizer_step:
-            raise NotChecked(
-                "the gradient has to be seen when the optimizer steps: give the optimizer to the "
-                "cockpit, Cockpit(..., optimizer=opt)"
-            )
         found = {}
         for optimizer in step.optimizers:
             for group in optimizer.param_groups:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from cockpit.engine.step import Step
-from cockpit.quantities.quantity import Quantity
-from cockpit.transforms import Mean, Need, SumOfSquares, Transform
+from cockpit.quantities.mean_ratio import MeanRatio
+from cockpit.transforms import Mean, SumOfSquares, Transform
 
 if TYPE_CHECKING:
     from cockpit.gradients import IndividualGradients
@@ -32,7 +32,7 @@ class SignalToVariance(Transform):
 
 
 @dataclass(frozen=True)
-class EarlyStopping(Quantity):
+class EarlyStopping(MeanRatio):
     r"""Evidence-based criterion for early stopping: stop when it is above 0.
 
     Formula: :math:`1 - N \operatorname{mean}_d \left[ \frac{g_d^2}{v_d + \epsilon} \right]` with the unbiased
@@ -55,20 +55,12 @@ class EarlyStopping(Quantity):
         epsilon: Keeps the quotient finite where the variance is zero.
     """
 
-    epsilon: float = 1e-5
-
     @property
     def ratios(self) -> SignalToVariance:
         """The transform of the individual gradients."""
         return SignalToVariance(self.epsilon)
 
-    def needs(self) -> tuple[Need, ...]:
-        """Return the transform of this epsilon."""
-        return (self.ratios,)
-
     def compute(self, step: Step) -> Tensor:
         """Return the criterion, `[]`."""
-        ratios = step[self.ratios]
-        elements = sum(step.parameters[name].numel() for name in ratios)
-        value = 1 - step.batch_size * ratios.total() / elements
+        value = 1 - step.batch_size * self.mean_ratio(step)
         return value if step.batch_size > 1 else torch.full_like(value, math.nan)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from cockpit.engine.needs import OfUpdate
-from cockpit.engine.step import NotChecked, PerParameter, Step
+from cockpit.engine.step import PerParameter, Step
 from cockpit.quantities.quantity import Quantity
 
 
@@ -15,13 +15,10 @@ from cockpit.quantities.quantity import Quantity
 class UnchangedShares(OfUpdate):
     """Share of the elements with a gradient that the update left as they were, per parameter `[]`."""
 
+    gradient = True
+
     def observe(self, step: Step, update: PerParameter) -> PerParameter:
         """Return the shares; NaN for a parameter without a gradient."""
-        if not step.at_optimizer_step:
-            raise NotChecked(
-                "the gradient has to be seen when the optimizer steps: give the optimizer to the "
-                "cockpit, Cockpit(..., optimizer=opt)"
-            )
         shares = PerParameter()
         for name, parameter in step.parameters.items():
             grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from cockpit.engine.step import Step
-from cockpit.quantities.quantity import Quantity
-from cockpit.transforms import Mean, Need, SumOfSquares, Transform
+from cockpit.quantities.mean_ratio import MeanRatio
+from cockpit.transforms import Mean, SumOfSquares, Transform
 
 if TYPE_CHECKING:
     from cockpit.gradients import IndividualGradients
@@ -29,7 +29,7 @@ class SignalToNoise(Transform):
 
 
 @dataclass(frozen=True)
-class MeanGSNR(Quantity):
+class MeanGSNR(MeanRatio):
     r"""Signal-to-noise ratio of the gradient, averaged over its elements.
 
     Formula: :math:`\operatorname{mean}_d \left[ \frac{g_d^2}{\frac{1}{N} \sum_i g_{id}^2 - g_d^2 + \epsilon} \right]`.
@@ -47,18 +47,11 @@ class MeanGSNR(Quantity):
         epsilon: Keeps the quotient finite where the variance is zero.
     """
 
-    epsilon: float = 1e-5
-
     @property
     def ratios(self) -> SignalToNoise:
         """The transform of the individual gradients."""
         return SignalToNoise(self.epsilon)
 
-    def needs(self) -> tuple[Need, ...]:
-        """Return the transform of this epsilon."""
-        return (self.ratios,)
-
     def compute(self, step: Step) -> Tensor:
         """Return the mean ratio, `[]`."""
-        ratios = step[self.ratios]
-        return ratios.total() / sum(step.parameters[name].numel() for name in ratios)
+        return self.mean_ratio(step)
