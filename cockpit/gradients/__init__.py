@@ -6,7 +6,7 @@ from cockpit.gradients.extension import BatchGradTransforms, HandleFeed
 from cockpit.gradients.handle import Dense, IndividualGradients, Sum, Zero
 from cockpit.gradients.histogram import Histogram
 from cockpit.gradients.joint import joint
-from cockpit.gradients.recorder import Recorder
+from cockpit.gradients.recorder import Forward, Recorder
 from cockpit.gradients.rules import Call, couples_samples, find_rule, rule_for
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Call",
     "Collector",
     "Dense",
+    "Forward",
     "HandleFeed",
     "Histogram",
     "IndividualGradients",

@@ -26,6 +26,8 @@ class Batch:
         seed: Where samples are drawn, they are drawn from this seed and never from the global
             random state.
         sizes: Number of scalars of each parameter that is tracked along, where that is known.
+        dim: The dimension in which the samples lie, where a layer's input leaves a choice.
+        stated: Whether the user says so.
     """
 
     size: int
@@ -33,6 +35,8 @@ class Batch:
     memory_budget: int = MEMORY_BUDGET
     seed: int = 0
     sizes: Sequence[int] = ()
+    dim: int = 0
+    stated: bool = False
 
     def pieces(self, bytes_per_sample: int) -> list[slice]:
         """Cut the samples into slices, each of which fits the memory budget (one sample at least)."""

@@ -11,6 +11,10 @@ from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 from cockpit.gradients.batch import Batch
 from cockpit.gradients.products import Products
 
+Convolution = (
+    nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+)
+
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 WEIGHT_GRADIENTS = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
 
@@ -30,6 +34,9 @@ class ConvolutionGradients(Products):
     products with a direction, which are one forward convolution, and for the mean, which is the
     usual backward convolution.
 
+    The product is the same if `inputs` and `grad_output` change places: so a transposed convolution,
+    which is a convolution's backward pass, is served with its roles swapped.
+
     Args:
         batch: What all handles of the backward pass share.
         module: The layer.
@@ -41,12 +48,12 @@ class ConvolutionGradients(Products):
     def __init__(
         self,
         batch: Batch,
-        module: nn.Conv1d | nn.Conv2d | nn.Conv3d,
+        module: Convolution,
         inputs: Tensor,
         grad_output: Tensor,
     ) -> None:
         n, groups = len(grad_output), module.groups
-        b = grad_output.reshape(n, groups, module.out_channels // groups, -1)
+        b = grad_output.reshape(n, groups, grad_output.shape[1] // groups, -1)
         super().__init__(batch, module.weight.shape, inputs, b)
         self.grad_output = grad_output
         self.kernel_size, self.stride = tuple(module.kernel_size), tuple(module.stride)

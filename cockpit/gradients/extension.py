@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -38,7 +39,9 @@ class HandleFeed(BackpropExtension):
             # BackPACK stores the input of a module's last call, which is the first one to arrive.
             inputs = () if module in self._arrived else _stored_inputs(module)
             self._arrived.add(module)
-            self._sink(Call.of(module, inputs, {}), g_out)
+            call = Call.of(module, inputs, {})
+            call.lacking = _lacking(module, inputs)
+            self._sink(call, g_out)
 
 
 class BatchGradTransforms(HandleFeed):
@@ -127,7 +130,8 @@ class BatchGradTransforms(HandleFeed):
                 self._parameters[parameter] = None
         self._collector.add(call, grads)
 
-    def _batch(self, call: Call) -> Batch:
+    def _batch(self, call: Call | None) -> Batch:
+        assert call is not None  # only uses of parameters outside of layers come without one
         size = len(call.input)
         factor, reduction = self._loss or (1.0, self._reduction)
         scale = size / factor if reduction == "mean" else 1.0 / factor
@@ -154,3 +158,21 @@ def _stored_inputs(module: nn.Module) -> tuple[Any, ...]:
     while hasattr(module, f"input{len(inputs)}"):
         inputs.append(getattr(module, f"input{len(inputs)}"))
     return tuple(inputs)
+
+
+def _lacking(module: nn.Module, inputs: tuple[Any, ...]) -> str | None:
+    """Return why a call is not known as a whole, None where it is."""
+    if not inputs:
+        return "its input is not known; BackPACK remembers only that of a module's last call"
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    taken = [
+        name
+        for name, parameter in inspect.signature(module.forward).parameters.items()
+        if parameter.kind in kinds and name != "output_size"  # which only says what shape came out
+    ]
+    if len(taken) > len(inputs):
+        return (
+            f"it may have been called with {taken[len(inputs)]}=, and BackPACK remembers no arguments "
+            "given by keyword; give the model to the cockpit, Cockpit(model, ...)"
+        )
+    return None

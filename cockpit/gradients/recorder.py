@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from cockpit.gradients.conditions import Conditions, state_before
+from cockpit.gradients.randomness import RandomState, accelerators
+from cockpit.gradients.recomputation import Bare, Part, Recomputed, deliver, running_part
 from cockpit.gradients.rules import Call
-from cockpit.gradients.rules.generic import replaying, tensors_in
+from cockpit.gradients.rules.parametrized import buffers_of
+from cockpit.gradients.rules.registry import may_draw, served_parameters
+from cockpit.gradients.rules.rerun import replaying, tensors_in
 
 Sink = Callable[[Call, "tuple[Tensor | None, ...]"], None]
 Witness = Callable[[str, Call, Any], None]
+
+
+class Forward(NamedTuple):
+    """What was kept of the forward passes of a model.
+
+    Args:
+        inputs: Arguments of the last one.
+        outputs: What it returned.
+        state: State of the global random generators at the start of the first one.
+    """
+
+    inputs: tuple[Any, ...] = ()
+    outputs: Any = None
+    state: RandomState | None = None
 
 
 class Recorder:
@@ -35,25 +55,44 @@ class Recorder:
 
     Args:
         model: The model. Its modules may be called in any order, any number of times.
+        batch_dim: Dimension of the model's input in which the samples lie, where that is known.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, batch_dim: int | None = None) -> None:
+        self._batch_dim = batch_dim
+        # A compiled model runs the hooks as they are, rather than have them compiled as well.
+        compiles = "torch._dynamo" in sys.modules
+        self.take = torch.compiler.disable(_take) if compiles else _take
         self.sink: Sink | None = None
         self.witness: Witness | None = None
         self.on_pass: Callable[[], None] | None = None
         self.batch_size: int | None = None
         self.keeps_outputs = False
+        self._inputs: tuple[Any, ...] = ()
         self._outputs: Any = None
+        self._state: RandomState | None = None  # at the start of the forward pass under way
+        self._recent: list[weakref.ref[_Pass]] = []  # in their order, since one was last taken
+        self._keeps_states = False
         self._passes: weakref.WeakSet[_Pass] = weakref.WeakSet()
+        self._calls: weakref.WeakSet[Call] = weakref.WeakSet()
+        self._recomputed = Recomputed()
+        self._recomputes: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # have a hook for that
+        # Random states at the start of the forwards under way of modules that may have to be run again.
+        self._starts: weakref.WeakKeyDictionary[nn.Module, RandomState] = (
+            weakref.WeakKeyDictionary()
+        )
         self._hooks: list[RemovableHandle] = []
         # The hooks hold no strong reference to this object: a recorder that is dropped does not
         # live on in the model.
         self._model, self._this = weakref.ref(model), (this := _Reference(self))
         self._watches_all = False
-        for name, module in model.named_modules():
+        for name, module in _taking_hooks(model):
             if _has_parameters(module):
                 hook = partial(_record, this, name)
                 self._hooks.append(module.register_forward_hook(hook, with_kwargs=True))
+                if may_draw(module):
+                    note = partial(_note_conditions, this)
+                    self._hooks.append(module.register_forward_pre_hook(note))
         self._hooks.append(
             model.register_forward_hook(partial(_note_batch_size, this), with_kwargs=True)
         )
@@ -72,20 +111,56 @@ class Recorder:
         if self._watches_all or model is None:
             return
         self._watches_all = True
-        for name, module in model.named_modules():
+        for name, module in _taking_hooks(model):
             if not _has_parameters(module):
                 hook = partial(_show, self._this, name)
                 self._hooks.append(module.register_forward_hook(hook, with_kwargs=True))
         self._hooks.append(model.register_forward_pre_hook(partial(_begin_pass, self._this)))
 
-    def take_outputs(self) -> Any:
-        """Return what the model returned in its last forward pass, if it was kept, and let go of it."""
-        outputs, self._outputs = self._outputs, None
-        return outputs
+    def keep_random_states(self) -> None:
+        """Note the global random state at the start of every forward pass of the model from now on."""
+        model = self._model()
+        if self._keeps_states or model is None:
+            return
+        self._keeps_states = True
+        hook = model.register_forward_pre_hook(partial(_note_state, self._this), prepend=True)
+        self._hooks.append(hook)
+
+    def take_forward(self) -> Forward:
+        """Return what was kept of the forward passes since this was last called, and let go of it."""
+        # A pass whose graph is gone has no part in the loss.
+        passes = [forward for reference in self._recent if (forward := reference()) is not None]
+        taken = Forward(self._inputs, self._outputs, passes[0].state if passes else None)
+        self._inputs, self._outputs = (), None
+        self._recent.clear()
+        return taken
 
     def batch_sizes(self) -> set[int]:
         """Return the batch sizes of all forward passes of the model whose graphs are still there."""
-        return {forward.batch_size for forward in self._passes}
+        return {forward.batch_size for forward in self._passes if forward.batch_size}
+
+    def lengths(self) -> set[int]:
+        """Return how many samples there may be, if they may lie in any dimension of the model's input."""
+        return {size for forward in self._passes for size in forward.sizes}
+
+    def batch_dim(self, batch_size: int) -> int:
+        """Return in which dimension of the model's input there are so many samples: 0 unless only another one fits."""
+        for forward in self._passes:
+            if batch_size in forward.sizes and forward.sizes.count(batch_size) == 1:
+                return forward.sizes.index(batch_size)
+        return 0
+
+    def calls(self) -> list[Call]:
+        """Return the calls of modules with parameters of which the graph is still there."""
+        return list(self._calls)
+
+    def note_checkpointed(self, part: Part, call: Call) -> Bare:
+        """Note a call in a checkpointed part, and see its inputs when it is made again."""
+        if call.module not in self._recomputes:
+            self._recomputes.add(call.module)
+            hook = partial(_run_again, self._this)
+            self._hooks.append(call.module.register_forward_pre_hook(hook, with_kwargs=True))
+        return self._recomputed.note(part, call)
 
     def close(self) -> None:
         """Remove all hooks from the model."""
@@ -111,8 +186,10 @@ class _Reference:
 class _Pass:
     """One forward pass of the model. It lives in hooks on the output, and so it goes with the graph."""
 
-    def __init__(self, batch_size: int) -> None:
-        self.batch_size = batch_size
+    def __init__(self, batch_size: int, sizes: tuple[int, ...], state: RandomState | None) -> None:
+        self.batch_size = batch_size  # 0 where it is not known
+        self.sizes = sizes  # of the dimensions of the model's input in which the samples may lie
+        self.state = state  # of the global random generators at its start
 
 
 def _note_batch_size(
@@ -121,19 +198,37 @@ def _note_batch_size(
     recorder = this()
     if recorder is None or not torch.is_grad_enabled() or replaying.get():
         return
-    sizes = [
-        len(value)
+    dim = recorder._batch_dim or 0
+    given = [
+        value
         for value in (*args, *kwargs.values())
-        if isinstance(value, Tensor) and value.dim() > 0
+        if isinstance(value, Tensor) and value.dim() > dim
     ]
     outputs = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]
     if recorder.keeps_outputs:
-        recorder._outputs = output
-    if sizes and outputs:
-        forward = _Pass(sizes[0])
+        recorder._inputs, recorder._outputs = (*args, *kwargs.values()), output
+    state, recorder._state = recorder._state, None
+    if (given or state is not None) and outputs:
+        size, sizes = (given[0].shape[dim], _sample_dims(given[0])) if given else (0, ())
+        forward = _Pass(size, sizes, state)
         recorder._passes.add(forward)
+        if state is not None:
+            alive = [reference for reference in recorder._recent if reference() is not None]
+            recorder._recent = [*alive, weakref.ref(forward)]
         for tensor in outputs:
             tensor.register_hook(partial(_passed, this, forward))
+
+
+def _sample_dims(value: Tensor) -> tuple[int, ...]:
+    """Return the sizes of the dimensions in which samples may lie: the first, and of sequences the second."""
+    sequence = value.dim() == (3 if value.is_floating_point() else 2)
+    return tuple(value.shape[: 2 if sequence else 1])
+
+
+def _note_state(this: _Reference, module: nn.Module, args: Any) -> None:
+    recorder = this()
+    if recorder is not None and torch.is_grad_enabled() and not replaying.get():
+        recorder._state = RandomState.capture(*accelerators(module.parameters()))
 
 
 def _passed(this: _Reference, forward: _Pass, grad: Tensor) -> None:
@@ -142,8 +237,29 @@ def _passed(this: _Reference, forward: _Pass, grad: Tensor) -> None:
         recorder.batch_size = forward.batch_size
 
 
+def _taking_hooks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules with their names, without those of TorchScript, and without those that compute weights.
+
+    The parameters of the latter are served with the layer whose weight it is.
+    """
+    for name, module in model.named_modules():
+        computes_weight = "parametrizations" in name.split(".")
+        if not isinstance(module, torch.jit.ScriptModule) and not computes_weight:
+            yield name, module
+
+
 def _has_parameters(module: nn.Module) -> bool:
-    return any(True for _ in module.parameters(recurse=False))
+    return bool(served_parameters(module))
+
+
+def _note_conditions(this: _Reference, module: nn.Module, args: Any) -> None:
+    recorder = this()
+    if recorder is None or not module.training:
+        return
+    if torch.is_grad_enabled() and not replaying.get():
+        state = state_before(next(module.parameters()).device)
+        if state is not None:
+            recorder._starts[module] = state
 
 
 def _begin_pass(this: _Reference, module: nn.Module, args: Any) -> None:
@@ -168,11 +284,20 @@ def _record(
     this: _Reference, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any
 ) -> None:
     recorder = this()
-    if recorder is None or not torch.is_grad_enabled() or replaying.get():
+    if recorder is not None and torch.is_grad_enabled() and not replaying.get():
+        recorder.take(recorder, name, module, args, kwargs, output)
+
+
+def _take(
+    recorder: Recorder, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any
+) -> None:
+    part = running_part()
+    if part is not None and part.run is not None:  # what is made again was recorded before
         return
     if recorder.witness is not None:
         recorder.witness(name, Call.of(module, args, kwargs), output)
-    if not any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
+    start = recorder._starts.pop(module, None)
+    if not _trains(module):
         return
     outputs = tensors_in(output)
     # A hook on a leaf (a parameter that is returned as it is) would outlive the graph, and hooks on
@@ -184,28 +309,60 @@ def _record(
     if not any(differentiable):
         return
     call = Call.of(module, args, kwargs)
+    if start is not None:
+        call.conditions = Conditions.since(start, next(module.parameters()).device)
+    call.buffers = buffers_of(module)
+    call.ends = tuple(t.grad_fn._sequence_nr() for t in outputs if t.grad_fn is not None)
+    made = call if part is None else recorder.note_checkpointed(part, call)
+    recorder._calls.add(made if isinstance(made, Call) else made.call)
     if len(outputs) == 1:
-        outputs[0].register_hook(partial(_arrived_alone, this, call))
+        outputs[0].register_hook(partial(_arrived_alone, recorder._this, made))
     else:
         torch.autograd.graph.register_multi_grad_hook(
             tuple(tensor for tensor, known in zip(outputs, differentiable, strict=True) if known),
-            partial(_arrived, this, call, differentiable),
+            partial(_arrived, recorder._this, made, differentiable),
         )
 
 
-def _arrived_alone(this: _Reference, call: Call, grad: Tensor) -> None:
+def _trains(module: nn.Module) -> bool:
+    for parameter in module._parameters.values():  # the quick way, for it is gone at every call
+        if parameter is not None and parameter.requires_grad:
+            return True
+    return any(parameter.requires_grad for parameter in served_parameters(module).values())
+
+
+def _run_again(
+    this: _Reference, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    recorder = this()
+    if recorder is None or recorder.sink is None or replaying.get():
+        return
+    part = running_part()
+    if part is not None and part.run is not None:
+        recorder._recomputed.again(part, module, args, kwargs, recorder.sink)
+
+
+def _arrived_alone(this: _Reference, call: Call | Bare, grad: Tensor) -> None:
     recorder = this()
     if recorder is not None and recorder.sink is not None:
-        recorder.sink(call, (grad,))
+        _report(recorder.sink, call, (grad,))
 
 
 def _arrived(
     this: _Reference,
-    call: Call,
+    call: Call | Bare,
     differentiable: list[bool],
     grads: Sequence[Tensor | None],
 ) -> None:
     recorder = this()
     if recorder is not None and recorder.sink is not None:
         arrived = iter(grads)
-        recorder.sink(call, tuple(next(arrived) if known else None for known in differentiable))
+        known = tuple(next(arrived) if known else None for known in differentiable)
+        _report(recorder.sink, call, known)
+
+
+def _report(sink: Sink, call: Call | Bare, grads: tuple[Tensor | None, ...]) -> None:
+    if isinstance(call, Bare):
+        deliver(call, grads, sink)
+    else:
+        sink(call, grads)

@@ -136,21 +136,15 @@ def test_frozen_parameter_and_batch_norm():
     assert not hasattr(model[0].weight, "grad_batch_transforms")
 
 
-def test_attention():
-    class Attending(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-
-        def forward(self, x):
-            return self.attention(x, x, x)[0][:, 0]
-
-    model, x, y = Attending().double(), random(3, 5, 4), torch.randint(4, (3,))
-    expected = by_loop(model, nn.functional.cross_entropy, x, y)
-    extend(model.attention)
-    with backpack(BatchGradTransforms(DENSE)):
-        nn.functional.cross_entropy(model(x), y).backward()
-    agree(model, expected)
+def test_refuses_a_module_whose_arguments_may_not_all_be_known():
+    """BackPACK would not tell a mask, given by keyword, and the gradients would be those without it."""
+    attention = extend(nn.MultiheadAttention(4, 2, batch_first=True).double())
+    x, mask = random(3, 5, 4), torch.rand(3, 5) < 0.5
+    with (
+        backpack(BatchGradTransforms(DENSE)),
+        pytest.raises(InvalidArgument, match=r"may have been called with key_padding_mask="),
+    ):
+        attention(x, x, x, key_padding_mask=mask)[0].sum().backward()
 
 
 def test_agrees_with_backpack():

@@ -310,7 +310,8 @@ def test_more_than_one_backward_pass():
         loss.backward(retain_graph=True)
         loss.backward()
     assert fed.refused.keys() == {name for name, _ in model.named_parameters()}
-    assert set(fed.refused.values()) == {"it got gradients from more than one backward pass"}
+    for reason in fed.refused.values():
+        assert "it got gradients from more than one backward pass; run one" in reason
 
 
 def test_one_refusal_leaves_the_other_parameters_alone():
@@ -322,15 +323,3 @@ def test_one_refusal_leaves_the_other_parameters_alone():
         one_by_one(model, (x,), 4)["tokens.weight"],
         model.tokens.weight,
     )
-
-
-def test_old_weight_norm_is_refused():
-    with pytest.warns(FutureWarning):
-        layer = nn.utils.weight_norm(nn.Linear(3, 2).double())
-    fed = feed(layer, (random(4, 3),), 4)
-    assert fed.refused.keys() == {"weight_g", "weight_v", "bias"}
-    assert "Linear has parameters that its rule misses" in fed.refused["weight_g"]
-    layer = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2).double())
-    fed = feed(layer, (random(4, 3),), 4)
-    assert fed.handles.keys() == {"bias"}
-    assert all("do not have the 4 samples" in reason for reason in fed.refused.values())

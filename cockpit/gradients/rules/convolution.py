@@ -1,4 +1,4 @@
-"""Convolutions in one, two and three dimensions, with groups, strides, dilation and every padding mode."""
+"""Convolutions, plain and transposed, in one to three dimensions, with every stride, padding, dilation and grouping."""
 
 from __future__ import annotations
 
@@ -33,6 +33,40 @@ def convolution(
     if module.bias is not None:
         handles["bias"] = Dense(batch, grad.flatten(2).sum(2))
     return handles
+
+
+@rule_for(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+def transposed_convolution(
+    call: Call, grads: tuple[Tensor | None, ...], batch: Batch
+) -> dict[str, IndividualGradients]:
+    """Serve a transposed convolution: a convolution that leads from the output back to the input."""
+    module = call.module
+    assert isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
+    inputs, grad = factors(call, grads, batch, batched_dims=2 + len(module.kernel_size))
+    handles: dict[str, IndividualGradients] = {
+        "weight": ConvolutionGradients(batch, module, _reached(grad, inputs, module), inputs)
+    }
+    if module.bias is not None:
+        handles["bias"] = Dense(batch, grad.flatten(2).sum(2))
+    return handles
+
+
+def _reached(
+    grad: Tensor,
+    inputs: Tensor,
+    module: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d,
+) -> Tensor:
+    """Pad or cut the output's gradient to what the kernel reaches from the input: `padding` takes off, the rest adds.
+
+    Along each dimension that is (S − 1)·stride + dilation·(kernel − 1) + 1 for S inputs.
+    """
+    flat: list[int] = []
+    for axis in reversed(range(len(module.kernel_size))):  # the last dimension comes first
+        reach = module.dilation[axis] * (module.kernel_size[axis] - 1) + 1
+        size = (inputs.shape[2 + axis] - 1) * module.stride[axis] + reach
+        before = int(module.padding[axis])
+        flat += [before, size - grad.shape[2 + axis] - before]
+    return F.pad(grad, flat)
 
 
 def _padded(inputs: Tensor, module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> Tensor:

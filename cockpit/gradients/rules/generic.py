@@ -1,51 +1,41 @@
-"""The rule for every other module: its vector-Jacobian product, mapped over the samples.
+"""The rule for every other module: its vector-Jacobian products, sample by sample.
 
-The module's `forward` is run again on its inputs, one sample at a time in the mind and all at once
-on the machine. This needs a module whose output for a sample depends on that sample alone, and that
-draws no random numbers. Neither is taken on trust: what the samples yield one by one is compared
-with what they yield in the batch.
+The module's `forward` is run again on its inputs. Where it draws no random numbers, that is done for
+one sample at a time in the mind and for all at once on the machine. Where it does (dropout), only
+the whole batch draws the same numbers again: it is run as a whole in the random state that it had,
+and pulled back sample by sample.
+
+Either way the module's output for a sample must depend on that sample alone. This is not taken on
+trust.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from backpack import disable as backpack_disabled
-from torch import Tensor, nn
-from torch.func import functional_call, vjp, vmap
-from torch.utils import _pytree as pytree
+from torch import Tensor
+from torch.func import vjp, vmap
 
 from cockpit.errors import Unsupported
 from cockpit.gradients.batch import Batch, working_dtype
+from cockpit.gradients.conditions import Conditions
 from cockpit.gradients.handle import Dense, IndividualGradients
-from cockpit.gradients.rules.registry import Call
-
-replaying: ContextVar[bool] = ContextVar("replaying", default=False)
-"""Whether a module's forward is being run again: hooks that record calls must look away."""
-
-Gradients = dict[str, Tensor]
+from cockpit.gradients.rules.registry import Call, served_parameters
+from cockpit.gradients.rules.rerun import Gradients, Rerun, external, unseen
 
 
 def generic(
-    call: Call, grads: tuple[Tensor | None, ...], batch: Batch, borrowed: tuple[str, ...] = ()
+    call: Call, grads: tuple[Tensor | None, ...], batch: Batch
 ) -> dict[str, IndividualGradients]:
-    """Serve any module whose inputs and outputs have the samples in the first dimension.
-
-    Args:
-        call: The call.
-        grads: The gradients that arrived.
-        batch: The batch.
-        borrowed: Names of parameters of submodules that the module uses without calling these.
-    """
-    replay = Replay(call, grads, batch, borrowed)
+    """Serve any module whose inputs and outputs have the samples in the first dimension."""
+    drew = call.conditions is not None and call.conditions.drew
+    replay = (Redrawn if drew else Mapped)(call, grads, batch)
     own = replay.parameters
-    dtype = next(iter(own.values())).dtype
     size = sum(parameter.numel() for parameter in own.values())
-    pieces = batch.pieces(2 * size * dtype.itemsize)
+    pieces = batch.pieces(2 * size * replay.dtype.itemsize)
     first = replay.gradients(pieces[0], tuple(own))
     replay.confirm(pieces[0], first)
     if len(pieces) == 1:
@@ -58,7 +48,7 @@ class Replayed(IndividualGradients):
 
     def __init__(self, replay: Replay, name: str) -> None:
         parameter = replay.parameters[name]
-        super().__init__(replay.batch, parameter.shape, parameter.dtype, parameter.device)
+        super().__init__(replay.batch, parameter.shape, replay.dtype, parameter.device)
         self._replay, self._name = replay, name
 
     def piece(self, samples: slice) -> Tensor:
@@ -66,34 +56,32 @@ class Replayed(IndividualGradients):
         return self._replay.gradients(samples, (self._name,))[self._name]
 
 
-class Replay:
-    """Runs a call's module again and pulls the gradients of its output back to its parameters, sample by sample."""
+class Replay(Rerun):
+    """Runs a call's module again and pulls the gradients of its output back to its parameters, sample by sample.
+
+    Args:
+        call: The call.
+        grads: The gradients that arrived.
+        batch: The batch.
+        dtype: Precision to run in; None for that of the forward.
+    """
 
     def __init__(
         self,
         call: Call,
         grads: tuple[Tensor | None, ...],
         batch: Batch,
-        borrowed: tuple[str, ...] = (),
+        dtype: torch.dtype | None = None,
     ) -> None:
-        module = call.module
-        if module.training != call.training:
-            raise Unsupported(
-                "it was switched between train and eval mode before the backward pass"
-            )
+        parameters = served_parameters(call.module)
+        super().__init__(call, [grad is not None for grad in grads], parameters, dtype)
         self.batch = batch
-        self.module = _Forward(module)
-        self.arrived = [grad is not None for grad in grads]
-        leaves, self.structure = pytree.tree_flatten((call.args, call.kwargs))
-        own = dict(module.named_parameters(recurse=False))
-        own |= {name: module.get_parameter(name) for name in borrowed}
-        dtype = working_dtype(*own.values())
-        self.leaves = [_cast(leaf, dtype) for leaf in leaves]
+        self.dtype = working_dtype(*parameters.values())
         self.batched = [
             isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == batch.size
-            for leaf in leaves
+            for leaf in self.leaves
         ]
-        self.grads = [_cast(grad, dtype) * batch.scale for grad in grads if grad is not None]
+        self.grads = [grad.detach() for grad in grads if grad is not None]
         if not any(self.batched) or any(
             grad.dim() == 0 or len(grad) != batch.size for grad in self.grads
         ):
@@ -101,20 +89,36 @@ class Replay:
                 f"its inputs and outputs do not have the {batch.size} samples in their first "
                 "dimension"
             )
-        names: dict[Tensor, str] = {p: name for name, p in own.items() if p.requires_grad}
-        self.parameters = {name: _cast(parameter, dtype) for parameter, name in names.items()}
-        # A parameter may stand in several places. Those in submodules are parts of their own.
-        self.places: dict[str, str] = {}
-        self.rest: dict[str, Tensor] = {}
-        for place, value in _places(self.module):
-            local = place.removeprefix("module.")
-            if value in names and ("." not in local or local in borrowed):
-                self.places[place] = names[value]
-            else:
-                self.rest[place] = _cast(value, dtype)
 
     def gradients(self, samples: slice, names: tuple[str, ...]) -> Gradients:
         """Return the individual gradients of the parameters called `names` for some samples, each `[n, *shape]`."""
+        raise NotImplementedError
+
+    def confirm(self, samples: slice, found: Gradients) -> None:
+        """Refuse a module that couples the samples, or has them in another dimension than the first.
+
+        Args:
+            samples: Some of the samples.
+            found: Their gradients.
+        """
+        raise NotImplementedError
+
+
+class Mapped(Replay):
+    """A replay that is mapped over the samples, each in a batch of its own, in working precision."""
+
+    def __init__(self, call: Call, grads: tuple[Tensor | None, ...], batch: Batch) -> None:
+        super().__init__(
+            call, grads, batch, working_dtype(*served_parameters(call.module).values())
+        )
+        self.grads = [grad.to(self.dtype) * batch.scale for grad in self.grads]
+        if len(self.grads) > 1:
+            with unseen(), no_random_numbers(self.grads[0].device):
+                outputs = self.outputs(self.leaves, self.differentiable())
+            self.grads = external(outputs, self.grads)
+
+    def gradients(self, samples: slice, names: tuple[str, ...]) -> Gradients:
+        """Map the vector-Jacobian product over some samples."""
         inputs = [
             leaf[samples]
             for leaf, batched in zip(self.leaves, self.batched, strict=True)
@@ -130,7 +134,7 @@ class Replay:
             ]
             return self._pull_back(names, leaves, [g.unsqueeze(0) for g in grad])
 
-        with _unseen():
+        with unseen():
             try:
                 return vmap(one)(inputs, grads)
             except (RuntimeError, ValueError, Warning) as error:
@@ -139,84 +143,110 @@ class Replay:
             return _looped(one, inputs, grads)
 
     def confirm(self, samples: slice, found: Gradients) -> None:
-        """Refuse a module whose samples do not yield, in the batch, what they yield one by one.
-
-        Such a module couples the samples, or they are not in the first dimension, which then is as
-        long as the batch by chance.
-        """
+        """Compare what the samples yield one by one with what they yield in the batch."""
         if self.batch.size == 1:
             return
         masked = [torch.zeros_like(grad) for grad in self.grads]
         for mask, grad in zip(masked, self.grads, strict=True):
             mask[samples] = grad[samples]
-        with _unseen():
+        with unseen():
             together = self._pull_back(tuple(found), self.leaves, masked)
-        errors = [(found[name].sum(0) - together[name]).square().sum() for name in found]
+        sums = [values.sum(0) for values in found.values()]
         sizes = [values.square().sum() for values in found.values()]
-        if torch.stack(errors).sum() > ROUNDING**2 * torch.stack(sizes).sum():
-            raise Unsupported(
-                "its output for a sample does not depend on that sample alone, or the samples are not "
-                "in the first dimension"
-            )
+        if _differ(sums, [together[name] for name in found], torch.stack(sizes).sum()):
+            raise Unsupported(_COUPLED)
 
     def _pull_back(
         self, names: tuple[str, ...], leaves: list[Any], grads: list[Tensor]
     ) -> Gradients:
-        args, kwargs = pytree.tree_unflatten(leaves, self.structure)
-
-        def outputs(chosen: Gradients) -> list[Tensor]:
-            own = self.parameters | chosen
-            values = {place: own[name] for place, name in self.places.items()}
-            # Copies, so that a module that updates its buffers does not do so twice.
-            rest = {name: value.clone() for name, value in self.rest.items()}
-            result = functional_call(self.module, values | rest, args, kwargs, tie_weights=False)
-            return [
-                t for t, arrived in zip(tensors_in(result), self.arrived, strict=True) if arrived
-            ]
-
-        pull = vjp(outputs, {name: self.parameters[name] for name in names})[1]
+        chosen = {name: self.parameters[name] for name in names}
+        pull = vjp(lambda parameters: self.outputs(leaves, parameters), chosen)[1]
         return pull(grads)[0]
 
 
-class _Forward(nn.Module):
-    """Calls a module's `forward`, which leaves out the hooks of the module itself."""
+class Redrawn(Replay):
+    """A replay of the whole batch that draws the random numbers of the forward, pulled back once for each sample."""
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
+    def __init__(self, call: Call, grads: tuple[Tensor | None, ...], batch: Batch) -> None:
+        super().__init__(call, grads, batch)
+        assert call.conditions is not None
+        self._conditions: Conditions = call.conditions
+        if len(self.grads) > 1:
+            self.grads = external(self._run(self.differentiable()), self.grads)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module.forward(*args, **kwargs)
+    def gradients(self, samples: slice, names: tuple[str, ...]) -> Gradients:
+        """Run forward once, and pull the gradients of some samples back one after the other."""
+        all_of_them = self.differentiable()
+        chosen = [all_of_them[name] for name in names]
+        outputs = self._run(all_of_them)
+        rows = []
+        masked = [torch.zeros_like(grad) for grad in self.grads]
+        for i in range(*samples.indices(self.batch.size)):
+            for mask, grad in zip(masked, self.grads, strict=True):
+                mask[i] = grad[i]
+            rows.append(
+                torch.autograd.grad(
+                    outputs,
+                    chosen,
+                    masked,
+                    retain_graph=True,
+                    materialize_grads=True,
+                )
+            )
+            for mask in masked:
+                mask[i] = 0
+        columns = zip(*rows, strict=True)
+        return {
+            name: torch.stack(column).to(self.dtype) * self.batch.scale
+            for name, column in zip(names, columns, strict=True)
+        }
+
+    def confirm(self, samples: slice, found: Gradients) -> None:
+        """See that the outputs of half of the samples do not change when the other half does."""
+        size = self.batch.size
+        if size == 1:
+            return
+        first = torch.arange(size, device=self.grads[0].device) < size // 2
+        as_it_was = self._run({})
+        for kept in (first, ~first):
+            changed = [
+                _exchanged(leaf, kept) if batched else leaf
+                for leaf, batched in zip(self.leaves, self.batched, strict=True)
+            ]
+            now = self._run({}, changed)
+            sizes = [output[kept].square().sum() for output in as_it_was]
+            before, after = ([output[kept] for output in run] for run in (as_it_was, now))
+            if _differ(before, after, torch.stack(sizes).sum()):
+                raise Unsupported(_COUPLED)
+
+    def _run(self, parameters: Gradients, leaves: list[Any] | None = None) -> list[Tensor]:
+        """Run forward with random numbers as the first time; with a graph of `parameters`."""
+        with unseen(mappable=False), self._conditions.restored():
+            return self.outputs(self.leaves if leaves is None else leaves, parameters)
 
 
-_RANDOM = "it draws random numbers, so running it again gives other gradients"
+def _exchanged(values: Tensor, kept: Tensor) -> Tensor:
+    """Give the samples that are not kept the values of other samples."""
+    return torch.where(kept.reshape(-1, *[1] * (values.dim() - 1)), values, values.roll(1, 0))
+
+
+def _differ(first: list[Tensor], second: list[Tensor], square: Tensor) -> bool:
+    """Whether two lists of tensors differ by more than rounding, relative to a squared norm."""
+    errors = [(a - b).square().sum() for a, b in zip(first, second, strict=True)]
+    return bool(torch.stack(errors).sum() > ROUNDING**2 * square)
+
+
+_RANDOM = (
+    "it draws random numbers, and the random state of its forward pass is not known; put what draws "
+    "them into modules without parameters, such as nn.Dropout"
+)
+_COUPLED = (
+    "its output for a sample does not depend on that sample alone, or the samples are not "
+    "in the first dimension"
+)
 
 ROUNDING = 1e-2
 """Relative difference that may be rounding (TF32 has ten bits); coupled samples differ by much more."""
-
-
-def _places(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield every name under which a parameter or buffer is held, once for each module object."""
-    for prefix, part in module.named_modules():
-        yield from part.named_parameters(prefix, recurse=False, remove_duplicate=False)
-        yield from part.named_buffers(prefix, recurse=False, remove_duplicate=False)
-
-
-def tensors_in(output: Any) -> list[Tensor]:
-    """Return the differentiable tensors in the output of a module, in a fixed order."""
-    if isinstance(output, Tensor):
-        return [output] if output.is_floating_point() else []
-    if isinstance(output, dict):
-        output = list(output.values())
-    if isinstance(output, tuple | list):
-        return [tensor for value in output for tensor in tensors_in(value)]
-    return []
-
-
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    return value.detach().to(dtype) if value.is_floating_point() else value.detach()
 
 
 def _looped(
@@ -225,7 +255,7 @@ def _looped(
     grads: list[Tensor],
 ) -> Gradients:
     """Do the same sample by sample, for modules that cannot be mapped."""
-    with _no_random_numbers(grads[0].device):
+    with no_random_numbers(grads[0].device):
         results = [
             one([value[i] for value in inputs], [grad[i] for grad in grads])
             for i in range(len(grads[0]))
@@ -234,7 +264,7 @@ def _looped(
 
 
 @contextmanager
-def _no_random_numbers(device: torch.device) -> Iterator[None]:
+def no_random_numbers(device: torch.device) -> Iterator[None]:
     """Refuse what moves the global random state, and put that back."""
     sources = [torch] if device.type == "cpu" else [torch, getattr(torch, device.type)]
     before = [source.get_rng_state() for source in sources]
@@ -248,20 +278,3 @@ def _no_random_numbers(device: torch.device) -> Iterator[None]:
                 moved = True
     if moved:
         raise Unsupported(_RANDOM)
-
-
-@contextmanager
-def _unseen() -> Iterator[None]:
-    token = replaying.set(True)
-    try:
-        with torch.enable_grad(), backpack_disabled(), _plain_attention():
-            yield
-    finally:
-        replaying.reset(token)
-
-
-def _plain_attention() -> AbstractContextManager[None]:
-    """Choose the attention kernel that can be mapped; the fused ones would run sample by sample."""
-    if not hasattr(nn, "attention"):  # before torch 2.3
-        return nullcontext()
-    return nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH)

@@ -37,7 +37,7 @@ def _handles(
     }
 
 
-@rule_for(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+@rule_for(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, how="dense")
 def batch_norm(
     call: Call, grads: tuple[Tensor | None, ...], batch: Batch
 ) -> dict[str, IndividualGradients]:
@@ -55,7 +55,7 @@ def batch_norm(
     return _handles(module, batch, normalized, grad, positions)
 
 
-@rule_for(nn.LayerNorm)
+@rule_for(nn.LayerNorm, how="dense")
 def layer_norm(
     call: Call, grads: tuple[Tensor | None, ...], batch: Batch
 ) -> dict[str, IndividualGradients]:
@@ -70,7 +70,7 @@ def layer_norm(
     return _handles(module, batch, normalized, grad, tuple(range(1, x.dim() - features)))
 
 
-@rule_for(nn.GroupNorm)
+@rule_for(nn.GroupNorm, how="dense")
 def group_norm(
     call: Call, grads: tuple[Tensor | None, ...], batch: Batch
 ) -> dict[str, IndividualGradients]:
@@ -82,6 +82,30 @@ def group_norm(
     variance, mean = torch.var_mean(grouped, dim=2, correction=0, keepdim=True)
     normalized = ((grouped - mean) * (variance + module.eps).rsqrt()).reshape(x.shape)
     return _handles(module, batch, normalized, grad, tuple(range(2, x.dim())))
+
+
+@rule_for(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, how="dense")
+def instance_norm(
+    call: Call, grads: tuple[Tensor | None, ...], batch: Batch
+) -> dict[str, IndividualGradients]:
+    """Serve InstanceNorm on `[N, C, *]`, with statistics of each sample, or with running ones in eval mode."""
+    module = call.module
+    assert isinstance(module, nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d)
+    x, grad = factors(call, grads, batch, batched_dims=_dims(module))
+    positions = tuple(range(2, x.dim()))
+    if call.training or module.running_mean is None or module.running_var is None:
+        variance, mean = torch.var_mean(x, dim=positions, correction=0, keepdim=True)
+    else:
+        channels = (1, -1, *(1 for _ in positions))
+        variance = module.running_var.to(x.dtype).reshape(channels)
+        mean = module.running_mean.to(x.dtype).reshape(channels)
+    return _handles(module, batch, (x - mean) * (variance + module.eps).rsqrt(), grad, positions)
+
+
+def _dims(module: nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d) -> int:
+    """Return the number of dimensions of a batch."""
+    kinds = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
+    return next(dims for kind, dims in kinds.items() if isinstance(module, kind))
 
 
 def rms_norm(
@@ -100,4 +124,4 @@ def rms_norm(
 
 
 if hasattr(nn, "RMSNorm"):  # since torch 2.4
-    rule_for(nn.RMSNorm)(rms_norm)
+    rule_for(nn.RMSNorm, how="dense")(rms_norm)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from cockpit.errors import Unsupported
 from cockpit.gradients.batch import Batch, working_dtype
+from cockpit.gradients.conditions import Conditions
 from cockpit.gradients.handle import IndividualGradients
 
 
-@dataclass
+@dataclass(eq=False)
 class Call:
     """One call of a module in the forward pass.
 
@@ -23,6 +24,11 @@ class Call:
         kwargs: Its keyword arguments.
         training: Whether the module was in training mode.
         versions: How often each tensor among the arguments had been modified in place by then.
+        ends: Sequence numbers of the nodes of the graph that its outputs come from.
+        after: Sequence number of the last node that its inputs come from, where these are not kept.
+        conditions: What else its forward depended on, for modules that may have to be run again.
+        buffers: Those that its weights are computed with, and how often each had been modified in place.
+        lacking: Why the arguments are not all known, if so.
     """
 
     module: nn.Module
@@ -30,6 +36,11 @@ class Call:
     kwargs: dict[str, Any]
     training: bool
     versions: tuple[int, ...]
+    ends: tuple[int, ...] = ()
+    after: int | None = None
+    conditions: Conditions | None = None
+    buffers: Mapping[str, tuple[Tensor, int]] = field(default_factory=dict)
+    lacking: str | None = None
 
     @classmethod
     def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -51,11 +62,7 @@ class Call:
     def input(self) -> Tensor:
         """The one input of a plain layer."""
         values = [*self.args, *self.kwargs.values()]
-        if not values:
-            raise Unsupported(
-                "its input is not known; BackPACK remembers only that of a module's last call"
-            )
-        if not isinstance(values[0], Tensor):
+        if not values or not isinstance(values[0], Tensor):
             raise Unsupported("its first argument is no tensor")
         return values[0]
 
@@ -65,21 +72,79 @@ Rule = Callable[[Call, "tuple[Tensor | None, ...]", Batch], Mapping[str, Individ
 individual gradients of the module's own parameters, by their local names. Raises `Unsupported` with
 a short reason where it cannot serve a call."""
 
-_RULES: dict[type[nn.Module], Rule] = {}
+
+class Entry(NamedTuple):
+    """A registered rule, and what is to be known of it beforehand.
+
+    Args:
+        rule: The rule.
+        how: What it computes, in a word or two.
+        draws: Whether modules that it serves may draw random numbers.
+        borrows: Submodules whose parameters these use without calling the submodule.
+    """
+
+    rule: Rule
+    how: str
+    draws: bool
+    borrows: tuple[str, ...]
 
 
-def rule_for(*kinds: type[nn.Module]) -> Callable[[Rule], Rule]:
-    """Register a rule for layers of these kinds and their subclasses."""
+_RULES: dict[type[nn.Module] | str, Entry] = {}
+
+
+def rule_for(
+    *kinds: type[nn.Module] | str,
+    how: str = "closed form",
+    draws: bool = False,
+    borrows: tuple[str, ...] = (),
+) -> Callable[[Rule], Rule]:
+    """Register a rule for layers of these kinds and their subclasses.
+
+    Args:
+        kinds: The classes, or the full names of classes of libraries that are not loaded for their
+            sake, such as ``"transformers.pytorch_utils.Conv1D"``.
+        how: What the rule computes, in a word or two.
+        draws: Whether such layers may draw random numbers, so that the random state of their forward
+            has to be kept while they train.
+        borrows: Submodules whose parameters the layers use without calling the submodule.
+    """
 
     def register(rule: Rule) -> Rule:
-        _RULES.update(dict.fromkeys(kinds, rule))
+        _RULES.update(dict.fromkeys(kinds, Entry(rule, how, draws, borrows)))
         return rule
 
     return register
 
 
 def find_rule(module: nn.Module) -> Rule | None:
-    """Return the rule of the layer's kind, or None.
+    """Return the rule of the layer's kind, or None."""
+    entry = find_entry(module)
+    return None if entry is None else entry.rule
+
+
+def may_draw(module: nn.Module) -> bool:
+    """Whether a module with parameters may draw random numbers, so that running it again needs its random state."""
+    entry = find_entry(module)
+    return entry is None or entry.draws
+
+
+def served_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that are served at the calls of a module, by their names in it.
+
+    These are its own ones, and those of submodules that it uses without calling them: of its
+    parametrizations, and what its rule borrows.
+    """
+    entry = find_entry(module)
+    parameters = dict(module.named_parameters(recurse=False))
+    for name in ("parametrizations", *(() if entry is None else entry.borrows)):
+        if name in module._modules:
+            borrowed = module.get_submodule(name)
+            parameters |= {f"{name}.{local}": p for local, p in borrowed.named_parameters()}
+    return parameters
+
+
+def find_entry(module: nn.Module) -> Entry | None:
+    """Return what is registered for the layer's kind, or None.
 
     A subclass is served by the rule of its parent unless it computes something else, that is, has
     another `forward`.
@@ -88,9 +153,9 @@ def find_rule(module: nn.Module) -> Rule | None:
         return None
     kind = type(module)
     for parent in kind.__mro__:
-        rule = _RULES.get(parent)
-        if rule is not None:
-            return rule if _computes_like(kind, parent) else None
+        entry = _RULES.get(parent) or _RULES.get(f"{parent.__module__}.{parent.__qualname__}")
+        if entry is not None:
+            return entry if _computes_like(kind, parent) else None
     return None
 
 
