@@ -1,8 +1,14 @@
 """Curvature of the loss: products of Hessian and GGN with vectors, eigenvalues, traces, diagonals."""
 
 from cockpit.curvature.blocks import block_products
+from cockpit.curvature.chain import chain
 from cockpit.curvature.closure import Differences, FirstPossible, Reevaluation, moved
-from cockpit.curvature.factors import kronecker_factors
+from cockpit.curvature.factors import (
+    APPROXIMATIONS,
+    factors_of,
+    kronecker_factors,
+    recursive_factors,
+)
 from cockpit.curvature.ggn import other_leaves, sampled_backward
 from cockpit.curvature.heads import Head, blocks_of, closed_forms
 from cockpit.curvature.jacobians import (
@@ -14,17 +20,21 @@ from cockpit.curvature.jacobians import (
 )
 from cockpit.curvature.kronecker import Kronecker, KroneckerEigen
 from cockpit.curvature.lanczos import Krylov, Spectrum, extremes
-from cockpit.curvature.linearised import refuse_coupled
+from cockpit.curvature.linearised import Linearised, refuse_coupled, undisturbed
 from cockpit.curvature.losses import (
     hessian_mat_prod,
+    root_of,
     sqrt_hessian,
     sqrt_hessian_sampled,
     sum_hessian,
+    sum_of,
 )
+from cockpit.curvature.portions import Portion, Source
 from cockpit.curvature.products import GGN, Curvature, Hessian
 from cockpit.curvature.traces import Density, density, diagonal_samples
 
 __all__ = [
+    "APPROXIMATIONS",
     "GGN",
     "Curvature",
     "Density",
@@ -35,14 +45,19 @@ __all__ = [
     "Kronecker",
     "KroneckerEigen",
     "Krylov",
+    "Linearised",
+    "Portion",
     "Reevaluation",
+    "Source",
     "Spectrum",
     "block_products",
     "blocks_of",
+    "chain",
     "closed_forms",
     "density",
     "diagonal_samples",
     "extremes",
+    "factors_of",
     "hessian_mat_prod",
     "jac_mat_prod",
     "jac_t_mat_prod",
@@ -51,10 +66,14 @@ __all__ = [
     "other_leaves",
     "param_jac_mat_prod",
     "param_jac_t_mat_prod",
+    "recursive_factors",
     "refuse_coupled",
     "residual_mat_prod",
+    "root_of",
     "sampled_backward",
     "sqrt_hessian",
     "sqrt_hessian_sampled",
     "sum_hessian",
+    "sum_of",
+    "undisturbed",
 ]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from backpack import disable as backpack_disabled
@@ -11,48 +15,184 @@ from torch import Tensor, nn
 
 from cockpit.curvature.products import Curvature, Tensors
 from cockpit.errors import Unsupported
-from cockpit.gradients.rules.generic import _plain_attention, replaying
+from cockpit.gradients.randomness import RandomState
+from cockpit.gradients.rules.rerun import plain_attention, replaying
 
-Closure = Callable[[], Tensor]
+Closure = Callable[..., Tensor]
+"""Computes the loss of a mini-batch, or of the samples in a slice of it, if it takes one."""
+
+HOW_TO_SLICE = (
+    "write it as def closure(samples=slice(None)): return loss_fn(model(x[samples]), y[samples])"
+)
+
+ANOTHER_LOSS = (
+    "info['closure'] computes another loss than the one given as 'loss'. It has to compute that of "
+    "the same mini-batch in the same way (data, mode of the model, weights, factor, autocast), and "
+    "may draw no random numbers before it calls the model: draw these before, outside of it"
+)
 
 
 class Reevaluation:
     """Computes the loss of a mini-batch anew, and leaves no trace of it.
 
-    Buffers (running statistics) and the global random state are put back. Every evaluation draws
-    the same random numbers, and so the same dropout masks.
+    Buffers (running statistics) and the global random state are put back. Every evaluation begins
+    in the same random state: where that is the one of the user's forward pass, with its dropout
+    masks. Before the first evaluation, the loss of the whole mini-batch is computed anew and
+    compared with the one that was given.
 
     Args:
         closure: Computes the loss, `[]`, with its graph.
         model: The model whose buffers are to be put back.
-        seed: Of the random numbers that the closure draws.
+        given: The loss that the user's forward pass gave.
+        start: The random state that this began in.
+        otherwise: The random state to begin in where that is not known. A closure that draws random
+            numbers then draws others, and its loss is not compared.
     """
 
-    def __init__(self, closure: Closure, model: nn.Module | None, seed: int) -> None:
-        self._closure, self._model, self._seed = closure, model, seed
+    def __init__(
+        self,
+        closure: Closure,
+        model: nn.Module | None,
+        given: Tensor,
+        start: RandomState | None,
+        otherwise: RandomState,
+    ) -> None:
+        self._closure, self._model, self._given = closure, model, given.detach()
+        self._start, self._repeats = start or otherwise, start is not None
+        self._whole: _Evaluation | None = None
 
-    def __call__(self, *, differentiable: bool = True) -> Tensor:
-        """Return the loss; `differentiable` asks for kernels with second derivatives."""
+    def __call__(self, samples: slice | None = None, *, differentiable: bool = True) -> Tensor:
+        """Return the loss; see `with_outputs`."""
+        return self.with_outputs(samples, differentiable=differentiable)[0]
+
+    def with_outputs(
+        self, samples: slice | None = None, *, differentiable: bool = True
+    ) -> tuple[Tensor, Any]:
+        """Return the loss, and what the model returned when it was called last.
+
+        Args:
+            samples: The part of the mini-batch to compute it for; None for the whole.
+            differentiable: Whether to take kernels that have second derivatives.
+
+        Raises:
+            Unsupported: if the closure computes another loss than the one given, or takes no slice,
+                or makes nothing of it.
+        """
+        whole = self._confirmed()
+        found = self._evaluate(samples, differentiable)
+        if samples is not None and found.shapes and found.shapes == whole.shapes:
+            raise Unsupported(
+                "info['closure'] was asked for a part of the mini-batch, and called the model with all "
+                f"of it; {HOW_TO_SLICE}"
+            )
+        return found.loss, found.output
+
+    def confirm(self) -> float:
+        """Return the loss of the whole mini-batch.
+
+        Raises:
+            Unsupported: if it is not the one given.
+        """
+        return float(self._confirmed().loss)
+
+    def _confirmed(self) -> _Evaluation:
+        if self._whole is None:
+            whole = self._evaluate(None, differentiable=False)
+            comparable = self._repeats or not whole.drew
+            whole = replace(whole, loss=whole.loss.detach(), output=None)  # without their graph
+            if comparable and not _equal(whole.loss, self._given):
+                raise Unsupported(ANOTHER_LOSS)
+            self._whole = whole
+        return self._whole
+
+    def _evaluate(self, samples: slice | None, differentiable: bool) -> _Evaluation:
         buffers = [] if self._model is None else list(self._model.buffers())
         kept = [buffer.clone() for buffer in buffers]
-        seen = None
-        devices = {b.device for b in buffers if b.device.type == "cuda"}
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            devices.add(torch.device("cuda", torch.cuda.current_device()))
+        kernels = plain_attention() if differentiable else nullcontext()
+        shapes: list[torch.Size] = []
+        outputs: list[Any] = [None]
+        token = replaying.set(True)  # nobody is to take this forward pass for that of the user
         try:
-            with torch.random.fork_rng([d.index or 0 for d in devices]):
-                torch.manual_seed(self._seed)
-                # Nobody is to take this forward pass for that of the user.
-                seen = replaying.set(True)
-                kernels = _plain_attention() if differentiable else nullcontext()
-                with torch.enable_grad(), backpack_disabled(), kernels:
-                    return self._closure()
+            with (
+                self._start.restored(),
+                torch.enable_grad(),
+                backpack_disabled(),
+                kernels,
+                _watching(self._model, shapes, outputs),
+            ):
+                loss = self._call(samples)
+                drew = not self._start.is_present
         finally:
-            if seen is not None:
-                replaying.reset(seen)
+            replaying.reset(token)
             with torch.no_grad():
                 for buffer, value in zip(buffers, kept, strict=True):
                     buffer.data = value  # not in place: the graph of the user's loss may need it
+        return _Evaluation(loss, outputs[-1], shapes, drew)
+
+    def _call(self, samples: slice | None) -> Tensor:
+        if samples is None:
+            return self._closure() if _takes(self._closure) else self._closure(slice(None))
+        if not _takes(self._closure, samples):
+            raise Unsupported(
+                "max_samples needs an info['closure'] that takes a slice of the mini-batch, and this "
+                f"one takes none; {HOW_TO_SLICE}"
+            )
+        return self._closure(samples)
+
+
+def _takes(function: Closure, *args: Any) -> bool:
+    try:
+        inspect.signature(function).bind(*args)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin, of which nothing is known
+        return True
+    return True
+
+
+def _equal(value: Tensor, given: Tensor) -> bool:
+    """Compare two evaluations of a loss: equal but for rounding, that of TF32 where there is any."""
+    eps = max(torch.finfo(tensor.dtype).eps for tensor in (value, given))
+    tolerance = min(10 * eps**0.5, 2e-2)
+    a, b = float(value), float(given)
+    return a == b or math.isclose(a, b, rel_tol=tolerance) or (math.isnan(a) and math.isnan(b))
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """One evaluation of a closure.
+
+    Args:
+        loss: The loss, `[]`.
+        output: What the model returned last.
+        shapes: Shapes of the tensors that it was called with.
+        drew: Whether random numbers were drawn.
+    """
+
+    loss: Tensor
+    output: Any
+    shapes: list[torch.Size]
+    drew: bool
+
+
+@contextmanager
+def _watching(
+    model: nn.Module | None, shapes: list[torch.Size], outputs: list[Any]
+) -> Iterator[None]:
+    """Note the shapes that a model is called with, and what it returns."""
+
+    def see(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        shapes.extend(v.shape for v in (*args, *kwargs.values()) if isinstance(v, Tensor))
+        outputs.append(output)
+
+    if model is None:
+        yield
+        return
+    hook = model.register_forward_hook(see, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 class Differences(Curvature):
@@ -125,32 +265,39 @@ class FirstPossible(Curvature):
     """A matrix that can be had in several ways, of which the first one that works is taken.
 
     Args:
-        ways: Functions that return the matrix, from the best way to the last resort.
+        ways: Functions that return the matrix by the name of the way, from the best one to the last
+            resort.
         parameters: Tensors that the matrix has rows and columns for.
     """
 
     def __init__(
-        self, ways: Sequence[Callable[[], Curvature]], parameters: Sequence[Tensor]
+        self, ways: Mapping[str, Callable[[], Curvature]], parameters: Sequence[Tensor]
     ) -> None:
         super().__init__(parameters)
-        self._ways = list(ways)
+        self._ways = list(ways.items())
         self._chosen: Curvature | None = None
+
+    @property
+    def way(self) -> str:
+        """Name of the way that is taken."""
+        return self._ways[0][0]
 
     def times(self, vectors: Sequence[Tensor | None]) -> Tensors:
         """Return the product with a vector, in the first way that works."""
+        return self._first(lambda matrix: matrix.times(vectors))
+
+    def gradient(self) -> Tensors:
+        """Return the gradient of what the matrix is the second derivative of."""
+        return self._first(lambda matrix: matrix.gradient())
+
+    def _first(self, function: Callable[[Curvature], Tensors]) -> Tensors:
         while True:
             try:
                 if self._chosen is None:
-                    self._chosen = self._ways[0]()
-                return self._chosen.times(vectors)
+                    self._chosen = self._ways[0][1]()
+                return function(self._chosen)
             except Unsupported:
                 if len(self._ways) == 1:
                     raise
                 del self._ways[0]
                 self._chosen = None
-
-    def gradient(self) -> Tensors:
-        """Return the gradient of what the matrix is the second derivative of."""
-        if self._chosen is None:
-            self._chosen = self._ways[0]()
-        return self._chosen.gradient()

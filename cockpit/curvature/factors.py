@@ -8,7 +8,7 @@ itself is B.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from cockpit.curvature.losses import (
     sum_hessian,
 )
 from cockpit.errors import InvalidArgument, Unsupported
+from cockpit.gradients import IndividualGradients
 from cockpit.gradients.batch import Batch
 from cockpit.gradients.products import Products
 from cockpit.gradients.rules import Call, find_rule
@@ -144,10 +145,20 @@ class _Whole(nn.Module):
 def _recursive(
     model: nn.Module, loss: LossFunction, inputs: Tensor, targets: Tensor
 ) -> dict[str, Kronecker]:
-    """Send the sum of the loss's Hessians backwards, averaged at every layer."""
     with undisturbed(inputs):
         links = chain(model, inputs)
-    curvature = sum_hessian(loss, links[-1][1].output.detach(), targets)
+    return recursive_factors(links, sum_hessian(loss, links[-1][1].output.detach(), targets))
+
+
+def recursive_factors(
+    links: Sequence[tuple[str, Linearised]], curvature: Tensor
+) -> dict[str, Kronecker]:
+    """Send the sum of the loss's Hessians backwards through a chain of layers, averaged at each of them.
+
+    Args:
+        links: The chain, with the prefixes of the parameters' names.
+        curvature: The sum of the Hessians with respect to the outputs of a sample, `[M, M]`.
+    """
     found: dict[str, Kronecker] = {}
     for position, (prefix, link) in reversed(list(enumerate(links))):
         module, z = link.module, link.output
@@ -177,6 +188,30 @@ def _factors(
     if module.bias is not None:
         products[f"{prefix}bias"] = Kronecker(B)
     return products
+
+
+def factors_of(handle: IndividualGradients) -> Kronecker | None:
+    """Return the factors of a parameter's block from what a square root's column brings to its layer.
+
+    Args:
+        handle: The "individual gradients" J_nᵀ s_n, with s_n the part of the column at sample n.
+
+    Returns:
+        As in `kronecker_factors`; None for a parameter that has no factors.
+    """
+    if len(handle.calls) != 1 or not isinstance(handle.calls[0].module, LAYERS):
+        return None
+    if isinstance(handle, Products) and handle.groups == 1:
+        b = handle.b[:, 0].sum(2)  # [N, O]
+        A = torch.zeros(handle.inputs, handle.inputs, dtype=b.dtype, device=b.device)
+        for samples in handle.batch.pieces(handle.inputs * handle.positions * b.element_size()):
+            patches = handle.a(samples)[:, 0]  # [n, I, T]
+            A += torch.einsum("nit,njt->ij", patches, patches)
+        return Kronecker(b.mT @ b, A / handle.batch.size)
+    if len(handle.shape) == 1:
+        b = handle.dense()
+        return Kronecker(b.mT @ b)
+    return None
 
 
 def _input_factor(prefix: str, module: nn.Module, x: Tensor, z: Tensor) -> Tensor:

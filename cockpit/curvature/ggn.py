@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from cockpit.curvature.heads import Head, blocks_of, closed_forms
+from cockpit.curvature.portions import Source
 from cockpit.errors import Unsupported
 
 
@@ -23,7 +24,7 @@ def sampled_backward(
     loss: Tensor,
     outputs: Tensor | None,
     parameters: Sequence[Tensor],
-    generator: torch.Generator,
+    generator: Source,
 ) -> list[Tensor | None]:
     """Send s, drawn with E[s sᵀ] = H, backwards from the outputs; hooks on the layers see J_nᵀ s_n in the making.
 
@@ -78,7 +79,7 @@ def other_leaves(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _replace(
-    head: Head, generator: torch.Generator, grad_inputs: Any, grad_outputs: Any
+    head: Head, generator: Source, grad_inputs: Any, grad_outputs: Any
 ) -> tuple[Tensor | None, ...]:
     (slope, *others), (arrived, *_) = grad_inputs, grad_outputs
     sample = head.sample(arrived, generator).to(slope)

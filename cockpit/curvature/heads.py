@@ -16,13 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cockpit.curvature.portions import Source, exponential, normal, signs
+from cockpit.curvature.twice import differentiable_again
 from cockpit.errors import Unsupported
 
 LINEAR = frozenset(
     re.findall(
         r"\w+",
         """
-        Add Alias BackwardHookFunction Cat Clone CopyBackwards Diagonal Expand Flip Gather Index
+        Add Alias BackwardHookFunction _DDPSink Cat Clone CopyBackwards Diagonal Expand Flip Gather Index
         IndexSelect MaskedFill MaskedSelect Mean Narrow Neg NllLoss NllLoss2D Permute Repeat
         ReshapeAlias Roll Select Slice Split SplitWithSizes Squeeze Stack Sub Sum T ToCopy
         Transpose Unbind Unfold UnsafeView Unsqueeze View Where
@@ -34,7 +36,7 @@ LINEAR = frozenset(
 BILINEAR = frozenset({"Mul", "Div", "Dot", "Mv", "Mm", "Bmm"})
 """Operations that are linear where only one of their arguments is differentiable."""
 
-Draw = Callable[[Any, "tuple[Tensor | None, ...]", torch.Generator], Tensor]
+Draw = Callable[[Any, "tuple[Tensor | None, ...]", Source], Tensor]
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Head:
     node: Any
     kind: str
 
-    def sample(self, arrived: Tensor, generator: torch.Generator) -> Tensor:
+    def sample(self, arrived: Tensor, generator: Source) -> Tensor:
         """Draw s with E[s sᵀ] = H, the Hessian of the loss with respect to the node's input.
 
         Args:
@@ -131,7 +133,7 @@ def _leads_to(head: Any, end: Any) -> bool:
     return True
 
 
-def _sample_softmax(node: Any, arrived: Tensor, generator: torch.Generator) -> Tensor:
+def _sample_softmax(node: Any, arrived: Tensor, generator: Source) -> Tensor:
     """Draw √ω (p − e_ŷ) with ŷ ~ p, whose covariance is ω (diag(p) − ppᵀ), for every position.
 
     Here −ω is the sum of what arrives at a position's log-probabilities: the loss is linear in
@@ -142,25 +144,18 @@ def _sample_softmax(node: Any, arrived: Tensor, generator: torch.Generator) -> T
     dim = dim - 2**64 if dim >= 2**63 else dim
     weight = -arrived.to(p.dtype).sum(dim, keepdim=True)
     # The largest of p / e with exponential e is at c with probability p_c.
-    race = torch.empty_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
-    drawn = (p / race.exponential_(generator=generator)).argmax(dim, keepdim=True)
+    drawn = (p / exponential(p, generator)).argmax(dim, keepdim=True)
     root = _root(weight)
     return (p * root).scatter_add_(dim, drawn, -root)
 
 
-def _sample_squares(node: Any, arrived: Tensor, generator: torch.Generator) -> Tensor:
+def _sample_squares(node: Any, arrived: Tensor, generator: Source) -> Tensor:
     """Draw √h ε with random signs ε, whose covariance is diag(h)."""
     inputs = node._saved_self.detach()
     weight = 2 * arrived
     if getattr(node, "_saved_reduction", 0) == 1:
         weight = weight / inputs.numel()
     return (_root(weight) * signs(inputs, generator)).expand_as(inputs)
-
-
-def signs(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw random signs, in the shape of a tensor."""
-    bits = torch.randint(2, like.shape, generator=generator, device=like.device)
-    return (2 * bits - 1).to(like.dtype)
 
 
 def _root(weight: Tensor) -> Tensor:
@@ -209,7 +204,7 @@ class Blocks:
         if bool(values.min() < -1e3 * eps * values.abs().max()):
             raise Unsupported(NOT_CONVEX)
 
-    def sample(self, generator: torch.Generator) -> Tensor:
+    def sample(self, generator: Source) -> Tensor:
         """Draw s with E[s sᵀ] = H, in the shape of the outputs."""
         factor = self.factor()
         if self.diagonal:
@@ -218,7 +213,7 @@ class Blocks:
         return self.restore((factor @ noise.unsqueeze(-1)).squeeze(-1))
 
 
-def blocks_of(loss: Tensor, outputs: Tensor, generator: torch.Generator) -> Blocks:
+def blocks_of(loss: Tensor, outputs: Tensor, generator: Source) -> Blocks:
     """Compute the Hessian of a loss with respect to the outputs, by differentiating twice.
 
     It is taken for diagonal, or for made of one block for each position, or for each sample; the
@@ -233,7 +228,11 @@ def blocks_of(loss: Tensor, outputs: Tensor, generator: torch.Generator) -> Bloc
         Unsupported: if none is confirmed, or a block were too large.
     """
     with torch.enable_grad(), torch.autocast(outputs.device.type, enabled=False):
-        (slope,) = torch.autograd.grad(loss.sum(), outputs, create_graph=True, allow_unused=True)
+        value = loss.sum()
+        (slope,) = differentiable_again(
+            value,
+            lambda: torch.autograd.grad(value, outputs, create_graph=True, allow_unused=True),
+        )
 
     def product(vector: Tensor) -> Tensor:
         if slope is None or not slope.requires_grad:
@@ -244,7 +243,7 @@ def blocks_of(loss: Tensor, outputs: Tensor, generator: torch.Generator) -> Bloc
         return torch.zeros_like(outputs) if result is None else result.detach()
 
     shape = outputs.shape
-    noise = torch.randn(shape, generator=generator, device=outputs.device).to(outputs)
+    noise = normal(outputs, generator)
     expected = product(noise)
     diagonal = product(torch.ones_like(outputs))
     if _close(diagonal * noise, expected):

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from cockpit.curvature.products import _differentiating
+from cockpit.curvature.twice import differentiable_again
 from cockpit.errors import InvalidArgument, InvalidType, Unsupported
 from cockpit.gradients import couples_samples
-from cockpit.gradients.rules.generic import _Forward, _unseen
+from cockpit.gradients.randomness import RandomState, accelerators
+from cockpit.gradients.rules.rerun import Forward, unseen
 
 
 class Linearised:
@@ -47,7 +50,7 @@ class Linearised:
         places = {f"module.{name}": value for name, value in self.parameters.items()}
         places |= {f"module.{name}": value.clone() for name, value in module.named_buffers()}
         # The clone is for modules that work in place.
-        output = functional_call(_Forward(module), places, (self.inputs.clone(),))
+        output = functional_call(Forward(module), places, (self.inputs.clone(),))
         if not isinstance(output, Tensor):
             raise Unsupported(
                 f"{type(module).__name__} returns a {type(output).__name__}, not one tensor; wrap it "
@@ -118,15 +121,17 @@ class Linearised:
     def _slope(self, source: Tensor, weights: Tensor, keep: bool = False) -> Tensor | None:
         if not self.output.requires_grad:
             return None
+        differentiate = partial(
+            torch.autograd.grad,
+            self.output,
+            source,
+            weights.to(self.output),
+            create_graph=keep,
+            retain_graph=True,
+            allow_unused=True,
+        )
         with _differentiating(source.device):
-            (slope,) = torch.autograd.grad(
-                self.output,
-                source,
-                weights.to(self.output),
-                create_graph=keep,
-                retain_graph=True,
-                allow_unused=True,
-            )
+            (slope,) = differentiable_again(self.output, differentiate) if keep else differentiate()
         return slope
 
     @staticmethod
@@ -161,8 +166,8 @@ def check_vectors(vectors: Tensor, like: Tensor) -> None:
 @contextmanager
 def undisturbed(inputs: Tensor) -> Iterator[None]:
     """Run a model, of which neither the cockpit nor BackPACK takes notice, and put the random state back."""
-    cuda = isinstance(inputs, Tensor) and inputs.device.type == "cuda"
-    with torch.random.fork_rng([inputs.device.index or 0] if cuda else []), _unseen():
+    devices = accelerators([inputs] if isinstance(inputs, Tensor) else [])
+    with RandomState.capture(*devices).restored(), unseen():
         yield
 
 

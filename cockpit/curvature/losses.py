@@ -65,6 +65,11 @@ def sqrt_hessian(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor
         Unsupported: if it couples the samples, or is not convex, or couples more than 512 outputs.
     """
     z, value = evaluated(loss, outputs, targets)
+    return root_of(value, z)
+
+
+def root_of(value: Tensor, z: Tensor) -> Tensor:
+    """Return `sqrt_hessian` of a loss that is there already, in the graph of the outputs z."""
     blocks = _by_sample(value, z)
     factor = blocks.factor()
     if blocks.diagonal:
@@ -129,11 +134,16 @@ def sum_hessian(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor:
         Unsupported: if it couples the samples, or more than 512 outputs.
     """
     z, value = evaluated(loss, outputs, targets)
+    return sum_of(value, z)
+
+
+def sum_of(value: Tensor, z: Tensor) -> Tensor:
+    """Return `sum_hessian` of a loss that is there already, in the graph of the outputs z."""
     _by_sample(value, z)
-    size = z[0].numel()
+    size, hessian = z[0].numel(), Hessian(value, [z])
     units = torch.eye(size, dtype=z.dtype, device=z.device).reshape(size, 1, *z.shape[1:])
-    columns = hessian_mat_prod(loss, outputs, targets, units.expand(size, *z.shape))
-    return columns.reshape(size, len(z), size).sum(1)
+    columns = [hessian.times([unit.expand_as(z)])[0] for unit in units]
+    return torch.stack(columns).reshape(size, len(z), size).sum(1)
 
 
 def evaluated(loss: LossFunction, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

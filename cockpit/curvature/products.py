@@ -8,19 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from cockpit.curvature.twice import NO_SECOND_DERIVATIVE, Gradients, differentiable_again
 from cockpit.errors import Unsupported
 
 Tensors = list[Tensor]
-
-NO_SECOND_DERIVATIVE = (
-    "a function of the model has no second derivative ({}). Compute the loss under PyTorch's math "
-    "attention, with torch.nn.attention.sdpa_kernel(SDPBackend.MATH), or hand over "
-    "info={{'closure': ...}}, a function that computes the loss of the same mini-batch anew"
-)
 
 
 class Curvature:
@@ -104,11 +100,7 @@ class Hessian(Curvature):
     def _differentiated(self) -> list[Tensor | None]:
         if self._gradient is None:
             with _differentiating(self.device):
-                self._gradient = list(
-                    torch.autograd.grad(
-                        self._scalar.sum(), self.parameters, create_graph=True, allow_unused=True
-                    )
-                )
+                self._gradient = list(_gradients(self._scalar.sum(), self.parameters))
         return self._gradient
 
     def gradient(self) -> Tensors:
@@ -149,6 +141,9 @@ class GGN(Curvature):
         outputs: The outputs z of the model, in the graph between.
         parameters: With respect to what.
         scale: Factor on everything.
+
+    Raises:
+        Unsupported: if the scalar is not computed from the outputs, or cannot be differentiated.
     """
 
     def __init__(
@@ -161,12 +156,16 @@ class GGN(Curvature):
         super().__init__(parameters)
         self._outputs, self._scale = outputs, scale
         with _differentiating(self.device):
-            (self._slope,) = torch.autograd.grad(scalar.sum(), outputs, create_graph=True)
+            (slope,) = _gradients(scalar.sum(), [outputs])
+            if slope is None:
+                raise Unsupported(
+                    "the loss is not computed from the outputs of the model that are known; give "
+                    "those that it is computed from as info={'outputs': ...}"
+                )
+            self._slope: Tensor = slope
             # Jᵀu is linear in u, and so its derivative by u, applied to v, is J v, whatever u is.
             self._cotangent = torch.zeros_like(outputs, requires_grad=True)
-            self._pulled = torch.autograd.grad(
-                outputs, self.parameters, self._cotangent, create_graph=True, allow_unused=True
-            )
+            self._pulled = _gradients(outputs, self.parameters, self._cotangent)
 
     def times(self, vectors: Sequence[Tensor | None]) -> Tensors:
         """Return Jᵀ H_z J v."""
@@ -195,6 +194,14 @@ class GGN(Curvature):
         ]
 
 
+def _gradients(end: Tensor, sources: Sequence[Tensor], weights: Tensor | None = None) -> Gradients:
+    """Differentiate, in order to differentiate again."""
+    return differentiable_again(
+        end,
+        partial(torch.autograd.grad, end, sources, weights, create_graph=True, allow_unused=True),
+    )
+
+
 @contextmanager
 def _differentiating(device: torch.device) -> Iterator[None]:
     """Differentiate in the precision of the forward pass, and say clearly where that is not possible."""
@@ -203,7 +210,10 @@ def _differentiating(device: torch.device) -> Iterator[None]:
             yield
     except (RuntimeError, NotImplementedError) as error:
         text = str(error).splitlines()[0]
-        signs = ("is not implemented", "differentiate twice", "double backward", "once_differ")
+        signs = (
+            *("is not implemented", "differentiate twice", "double backward", "once_differ"),
+            "donated buffer",  # of a compiled model
+        )
         if any(sign in text for sign in signs):
             raise Unsupported(NO_SECOND_DERIVATIVE.format(text.rstrip("."))) from error
         raise

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from backpack import backpack
-from backpack.extensions import KFAC, KFLR, KFRA, DiagGGNExact, DiagHessian
-from torch import Tensor
+from backpack.extensions import DiagGGNExact, DiagHessian
 
 from cockpit.curvature import (
+    Curvature,
     Density,
-    Kronecker,
     Spectrum,
     density,
     diagonal_samples,
@@ -23,9 +21,10 @@ from cockpit.curvature import (
     refuse_coupled,
     sampled_backward,
 )
-from cockpit.engine.live import Live
+from cockpit.engine.live import Live, find_outputs
 from cockpit.engine.needs import Moment, Observation
 from cockpit.engine.step import NotChecked, PerParameter, Step
+from cockpit.gradients.randomness import RandomState, accelerators
 
 START_NOISE = 0.1
 """Part of a random vector in the start of an iteration that begins with the eigenvectors of an
@@ -33,27 +32,59 @@ earlier step: what these do not contain could not be found at all."""
 
 
 @dataclass(frozen=True)
-class HessianExtremes(Observation):
-    """Both ends of the spectrum of the mini-batch Hessian.
+class FromProducts(Observation):
+    """A need that is met by products of a matrix with vectors.
 
     Args:
+        matrix: Which one it is, one of `MATRICES`.
+        max_samples: Number of samples of the mini-batch that it is restricted to.
+    """
+
+    matrix: str = "hessian"
+    max_samples: int | None = None
+    moment = Moment.ENTRY
+    info = ("loss",)
+    reevaluates = True
+
+    @property
+    def outputs(self) -> bool:  # type: ignore[override]
+        """Whether it needs what the model returned, `Live.outputs`."""
+        return self.matrix == "ggn"
+
+    def observe(self, step: Step) -> Any:
+        """Return the value, and note what it was computed from."""
+        now = live(step)
+        matrix = now.matrix(self.matrix, self.max_samples)
+        value = self.find(step, matrix)
+        step.bases[self] = now.basis(self.matrix, matrix.way, self.max_samples)
+        return value
+
+    def find(self, step: Step, matrix: Curvature) -> Any:
+        """Return the value, from products with the matrix."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Extremes(FromProducts):
+    """Both ends of the spectrum of a matrix, a `Spectrum`.
+
+    Args:
+        matrix: Which one it is, one of `MATRICES`.
+        max_samples: Number of samples of the mini-batch that it is restricted to.
         tolerance: Relative error that is accepted.
         max_products: When to give up.
     """
 
     tolerance: float = 1e-3
     max_products: int = 100
-    moment = Moment.ENTRY
-    info = ("loss",)
 
-    def observe(self, step: Step) -> Spectrum:
+    def find(self, step: Step, matrix: Curvature) -> Spectrum:
         """Return the ends of the spectrum."""
-        hessian = live(step).hessian
-        start = hessian.noise(live(step).generator())
+        start = matrix.noise(live(step).generator())
         earlier = step.carried.get(self)
         if earlier is not None:
             start = earlier.to(start) + START_NOISE * start / torch.linalg.vector_norm(start)
-        found = extremes(hessian.__matmul__, start, self.tolerance, self.max_products)
+        found = extremes(matrix.__matmul__, start, self.tolerance, self.max_products)
         if found.largest == found.largest:  # no NaN
             # The lower end is sought only as far as it competes with the upper one in magnitude.
             competes = -found.smallest > found.largest / 2
@@ -62,54 +93,53 @@ class HessianExtremes(Observation):
 
 
 @dataclass(frozen=True)
-class HessianTrace(Observation):
+class HessianTrace(FromProducts):
     """Estimates of the Hessian's traces, from products with random signs, per parameter `[probes]`.
 
     Args:
+        matrix: Which one it is, one of `MATRICES`.
+        max_samples: Number of samples of the mini-batch that it is restricted to.
         probes: Number of random vectors.
         sketch: Whether to spend as many products again on the dominant part, which is then exact
             (Hutch++).
     """
 
-    probes: int
+    probes: int = 10
     sketch: bool = False
-    moment = Moment.ENTRY
-    info = ("loss",)
 
-    def observe(self, step: Step) -> PerParameter:
+    def find(self, step: Step, matrix: Curvature) -> PerParameter:
         """Return the estimates. Each product serves all parameters at once."""
-        hessian, generator = live(step).hessian, live(step).generator()
+        generator = live(step).generator()
         exact, samples = diagonal_samples(
-            hessian.__matmul__,
-            lambda: hessian.noise(generator, signs=True),
+            matrix.__matmul__,
+            lambda: matrix.noise(generator, signs=True),
             self.probes,
-            min(-(-self.probes // 2), hessian.size) if self.sketch else 0,
+            min(-(-self.probes // 2), matrix.size) if self.sketch else 0,
         )
         if exact is not None:
             samples = [sample + exact for sample in samples]
-        sums = [torch.stack([d.sum() for d in s.split(hessian.sizes)]) for s in samples]
+        sums = [torch.stack([d.sum() for d in s.split(matrix.sizes)]) for s in samples]
         return PerParameter(zip(step.parameters, torch.stack(sums, dim=1), strict=True))
 
 
 @dataclass(frozen=True)
-class SpectralDensity(Observation):
-    """Density of the eigenvalues of the mini-batch Hessian.
+class SpectralDensity(FromProducts):
+    """Density of the eigenvalues of a matrix, a `Density`.
 
     Args:
+        matrix: Which one it is, one of `MATRICES`.
+        max_samples: Number of samples of the mini-batch that it is restricted to.
         probes: Number of random vectors.
         steps: Number of products for each.
     """
 
-    probes: int
-    steps: int
-    moment = Moment.ENTRY
-    info = ("loss",)
+    probes: int = 3
+    steps: int = 30
 
-    def observe(self, step: Step) -> Density:
+    def find(self, step: Step, matrix: Curvature) -> Density:
         """Return the density."""
-        hessian, generator = live(step).hessian, live(step).generator()
-        draw = partial(hessian.noise, generator, signs=True)
-        return density(hessian.__matmul__, draw, self.probes, self.steps)
+        draw = partial(matrix.noise, live(step).generator(), signs=True)
+        return density(matrix.__matmul__, draw, self.probes, self.steps)
 
 
 @dataclass(frozen=True)
@@ -126,19 +156,13 @@ class SampledDiagonal(Observation):
         if now.model is not None:
             refuse_coupled(now.model, "HessTrace(curvature='hutchinson'), whose products are exact")
         outputs = find_outputs(now.outputs)
-        parameters = list(now.parameters.values())
-
-        def run() -> list[Tensor | None]:
-            # Without the model it is BackPACK's hooks that listen.
-            more = other_leaves(now.loss, parameters) if now.model is None else []
-            with torch.enable_grad():
-                ends = [*parameters, *more]
-                arrived = sampled_backward(now.loss, outputs, ends, now.generator())
-            return arrived[: len(parameters)]
-
-        squares = now.reduce(run, lambda gradients: gradients.sum_of_squares())
+        send = now.pass_of(
+            lambda ends: sampled_backward(now.loss, outputs, ends, now.sample_source())
+        )
+        squares = now.reduce(send, lambda gradients: gradients.sum_of_squares())
         # The vectors were drawn for the Hessian of the loss itself, which is r/N times that of ℓ_n.
-        return PerParameter((name, square / now.reduction) for name, square in squares.items())
+        step.bases[self] = now.basis("ggn, sampled", "graph")
+        return now.of_mean(squares)
 
 
 @dataclass(frozen=True)
@@ -156,47 +180,26 @@ class BackpackDiagonal(Observation):
 
     def observe(self, step: Step) -> PerParameter:
         """Return the diagonal."""
-        reduction = live(step).reduction
-        return PerParameter(
-            (name, saved / reduction)
-            for name, saved in _saved(step, BACKPACK[self.curvature]).items()
-        )
+        now, saved = live(step), by_backpack(step, BACKPACK[self.curvature])
+        step.bases[self] = now.basis(self.curvature, "backpack")
+        return now.of_mean(saved)
 
 
-@dataclass(frozen=True)
-class KroneckerFactors(Observation):
-    """Kronecker factors of the blocks of the mean loss's GGN, from BackPACK, per parameter a `Kronecker`.
+def by_backpack(step: Step, extension_class: type) -> dict[str, Any]:
+    """Run a backward pass with an extension of BackPACK, and take what it leaves on the parameters.
 
-    Args:
-        approximation: ``"kfac"``, ``"kflr"`` or ``"kfra"``.
+    Raises:
+        NotChecked: if that is not something for every parameter.
     """
-
-    approximation: str
-    moment = Moment.ENTRY
-    info = ("loss",)
-    backpack = True
-
-    def observe(self, step: Step) -> PerParameter:
-        """Return the products."""
-        reduction = live(step).reduction
-        return PerParameter(
-            (name, Kronecker(saved[0] / reduction, *saved[1:]))
-            for name, saved in _saved(step, FACTORED[self.approximation]).items()
-        )
-
-
-def _saved(step: Step, extension_class: type) -> dict[str, Any]:
-    """Run a backward pass with an extension of BackPACK, and take what it leaves on the parameters."""
     now, extension = live(step), extension_class()
     parameters = list(now.parameters.values())
     name = extension.savefield
+    # KFAC draws from the global random state, which is put back.
+    state = RandomState.seeded(now.seed, *accelerators(parameters))
     try:
-        # KFAC draws from the global random state, which is put back.
-        with torch.random.fork_rng(devices=_cuda_devices(parameters)):
-            torch.manual_seed(now.seed)
-            with backpack(extension, retain_graph=True), torch.enable_grad():
-                ends = [*parameters, *other_leaves(now.loss, parameters)]
-                torch.autograd.grad(now.loss, ends, retain_graph=True, allow_unused=True)
+        with state.restored(), backpack(extension, retain_graph=True), torch.enable_grad():
+            ends = [*parameters, *other_leaves(now.loss, parameters)]
+            torch.autograd.grad(now.loss, ends, retain_graph=True, allow_unused=True)
         missing = [n for n, p in now.parameters.items() if not hasattr(p, name)]
         if missing:
             raise NotChecked(NO_EXTENSION.format(name, f"none of {missing[0]}"))
@@ -210,15 +213,8 @@ def _saved(step: Step, extension_class: type) -> dict[str, Any]:
                 delattr(parameter, name)
 
 
-def _cuda_devices(parameters: Sequence[Tensor]) -> list[int]:
-    return sorted({p.device.index or 0 for p in parameters if p.device.type == "cuda"})
-
-
 BACKPACK = {"diag_h": DiagHessian, "diag_ggn_exact": DiagGGNExact}
 """Exact diagonals by BackPACK."""
-
-FACTORED = {"kfac": KFAC, "kflr": KFLR, "kfra": KFRA}
-"""Kronecker-factored approximations by BackPACK."""
 
 NO_EXTENSION = (
     "BackPACK has no {} ({}): it needs a model and a loss module, both made of modules that it knows, "
@@ -242,15 +238,6 @@ def live(step: Step) -> Live:
         raise NotChecked(
             "the loss has no graph to differentiate; give the loss on which backward() is called"
         )
+    if step.live.postponed is not None:
+        raise NotChecked(step.live.postponed, usual=True)
     return step.live
-
-
-def find_outputs(outputs: Any) -> Tensor | None:
-    """Return the tensor that the loss is computed from: the output itself, or its logits."""
-    if isinstance(outputs, Mapping):
-        outputs = outputs.get("logits")
-    elif hasattr(outputs, "logits"):
-        outputs = outputs.logits
-    elif isinstance(outputs, tuple | list) and len(outputs) == 1:
-        outputs = outputs[0]
-    return outputs if isinstance(outputs, Tensor) and outputs.requires_grad else None

@@ -3,50 +3,51 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cockpit.curvature import Curvature, Reevaluation, Spectrum, extremes, moved
-from cockpit.engine.curvature import START_NOISE, live
+from cockpit.curvature import Curvature, Spectrum, extremes, moved
+from cockpit.engine.curvature import START_NOISE, FromProducts, live
+from cockpit.engine.live import Basis
 from cockpit.engine.needs import Moment, Observation, OfUpdate
 from cockpit.engine.step import NotChecked, PerParameter, Step
 
 
 @dataclass(frozen=True)
-class GradientCurvature(Observation):
-    """gᵀHg/‖g‖² along the mini-batch gradient: ``total`` `[]`, and per parameter `[]` with ``blocks``.
+class GradientCurvature(FromProducts):
+    """gᵀHg/‖g‖² along the gradient: ``total`` `[]`, and per parameter `[]` with ``blocks``.
 
     Args:
+        matrix: Which one it is, one of `MATRICES`.
+        max_samples: Number of samples of the mini-batch that H and g are restricted to.
         blocks: Whether to look at the diagonal block of every parameter, too.
     """
 
-    blocks: bool
-    moment = Moment.ENTRY
-    info = ("loss",)
+    blocks: bool = True
 
-    def observe(self, step: Step) -> dict[str, Any]:
+    def find(self, step: Step, matrix: Curvature) -> dict[str, Any]:
         """Return the quotients."""
-        hessian = live(step).hessian
-        return _quotients(step, hessian, hessian.gradient(), self.blocks)
+        return _quotients(step, matrix, matrix.gradient(), self.blocks)
 
 
 @dataclass(frozen=True)
-class DisplacementCurvature(Observation):
+class DisplacementCurvature(FromProducts):
     """dᵀHd/‖d‖² along the way from where this was observed last; as `GradientCurvature`.
 
     Args:
+        matrix: Which one it is, one of `MATRICES`.
+        max_samples: Number of samples of the mini-batch that H is restricted to.
         blocks: Whether to look at the diagonal block of every parameter, too.
     """
 
-    blocks: bool
-    moment = Moment.ENTRY
-    info = ("loss",)
+    blocks: bool = True
 
-    def observe(self, step: Step) -> dict[str, Any] | None:
+    def find(self, step: Step, matrix: Curvature) -> dict[str, Any] | None:
         """Return the quotients; None the first time."""
         earlier = step.carried.get(self)
         now = [parameter.detach() for parameter in step.parameters.values()]
@@ -54,18 +55,18 @@ class DisplacementCurvature(Observation):
         if earlier is None:
             return None
         way = [value - before.to(value) for value, before in zip(now, earlier, strict=True)]
-        return _quotients(step, live(step).hessian, way, self.blocks)
+        return _quotients(step, matrix, way, self.blocks)
 
 
 def _quotients(
-    step: Step, hessian: Curvature, vectors: Sequence[Tensor], blocks: bool
+    step: Step, matrix: Curvature, vectors: Sequence[Tensor], blocks: bool
 ) -> dict[str, Any]:
-    images = hessian.times(vectors)
-    flat, image = hessian.flat(vectors), hessian.flat(images)
+    images = matrix.times(vectors)
+    flat, image = matrix.flat(vectors), matrix.flat(images)
     found: dict[str, Any] = {"total": torch.dot(flat, image) / torch.dot(flat, flat)}
     if blocks:
         found["blocks"] = PerParameter(
-            (name, (v * hessian.block(index, v)).sum() / v.square().sum())
+            (name, (v * matrix.block(index, v)).sum() / v.square().sum())
             for index, (name, v) in enumerate(zip(step.parameters, vectors, strict=True))
         )
     return found
@@ -88,22 +89,21 @@ class Stability:
 
 
 @dataclass(frozen=True)
-class PreconditionedExtremes(Observation):
-    """Both ends of the spectrum of P^{−1/2} H P^{−1/2}, with P the optimizer's preconditioner.
+class PreconditionedExtremes(FromProducts):
+    """Both ends of the spectrum of P^{−1/2} H P^{−1/2}, with P the optimizer's preconditioner; a `Stability`.
 
     Args:
+        matrix: Which one it is, one of `MATRICES`.
+        max_samples: Number of samples of the mini-batch that H is restricted to.
         tolerance: Relative error that is accepted.
         max_products: When to give up.
     """
 
     tolerance: float = 1e-3
     max_products: int = 100
-    moment = Moment.ENTRY
-    info = ("loss",)
 
-    def observe(self, step: Step) -> Stability:
+    def find(self, step: Step, matrix: Curvature) -> Stability:
         """Return the spectrum's ends and the bound."""
-        hessian = live(step).hessian
         scales, bounds = [], set()
         for name, parameter in step.parameters.items():
             optimizer, group = _group_of(step, name)
@@ -115,13 +115,13 @@ class PreconditionedExtremes(Observation):
                 "the groups of parameters have different learning rates or momenta, and there is no "
                 "one bound for all of them"
             )
-        root = hessian.flat(scales).rsqrt()  # P^{−1/2}
-        start = hessian.noise(live(step).generator())
+        root = matrix.flat(scales).rsqrt()  # P^{−1/2}
+        start = matrix.noise(live(step).generator())
         earlier = step.carried.get(self)
         if earlier is not None:
             start = earlier.to(start) + START_NOISE * start / torch.linalg.vector_norm(start)
         found = extremes(
-            lambda v: root * (hessian @ (root * v)), start, self.tolerance, self.max_products
+            lambda v: root * (matrix @ (root * v)), start, self.tolerance, self.max_products
         )
         if not math.isnan(found.largest):
             step.carried[self] = found.upper
@@ -173,15 +173,50 @@ def _metric(
 
 
 @dataclass(frozen=True)
-class Evaluations(Observation):
-    """The user's closure, made to leave no trace."""
+class Ahead:
+    """The loss as a function of where the parameters are.
 
+    Args:
+        evaluate: Computes the loss anew, `[]`.
+        start: The loss before the update.
+        basis: What it was computed from.
+    """
+
+    evaluate: Callable[[], Tensor]
+    start: float
+    basis: Basis
+
+
+@dataclass(frozen=True)
+class Evaluations(Observation):
+    """The user's closure, made to leave no trace, an `Ahead`.
+
+    Args:
+        max_samples: Number of samples of the mini-batch that it is restricted to.
+    """
+
+    max_samples: int | None = None
     moment = Moment.ENTRY
     info = ("loss", "closure")
+    reevaluates = True
 
-    def observe(self, step: Step) -> Reevaluation:
-        """Return a function that computes the loss anew."""
-        return Reevaluation(step.info["closure"], live(step).model, step.global_step)
+    def observe(self, step: Step) -> Ahead:
+        """Evaluate it once, and return it."""
+        now = live(step)
+        again, part = now.evaluations, now.part(self.max_samples)
+        assert again is not None  # it was asked for
+        evaluate: Callable[[], Tensor] = partial(again, part, differentiable=False)
+        start = again.confirm() if part is None else float(evaluate().detach())
+        if now.shares is not None:
+            shares, reduction, of_part = now.shares, now.reduction, evaluate
+            start = float(shares.number(start, reduction))
+
+            def evaluate() -> Tensor:
+                return shares.number(of_part().detach(), reduction)
+
+        return Ahead(
+            evaluate, start, now.basis("the loss along the update", "closure", self.max_samples)
+        )
 
 
 @dataclass(frozen=True)
@@ -192,11 +227,13 @@ class Crossing:
         steps: That place in units of the update.
         bracket: Places on both sides of it between which it lies.
         rate: The learning rate of the update.
+        basis: What the losses were computed from.
     """
 
     steps: float
     bracket: tuple[float, float]
     rate: float
+    basis: Basis
 
 
 MOST_EVALUATIONS = 8
@@ -204,13 +241,22 @@ MOST_EVALUATIONS = 8
 
 @dataclass(frozen=True)
 class LossCrossing(OfUpdate):
-    """The smallest multiple s of the update with L(θ + s d) > L(θ), on the same mini-batch."""
+    """The smallest multiple s of the update with L(θ + s d) > L(θ), on the same mini-batch.
 
-    evaluations = Evaluations()
+    Args:
+        max_samples: Number of samples of the mini-batch that L is restricted to.
+    """
+
+    max_samples: int | None = None
+
+    @property
+    def evaluations(self) -> Evaluations:
+        """What it needs of the beginning of the step."""
+        return Evaluations(self.max_samples)
 
     def observe(self, step: Step, update: PerParameter) -> Crossing:
         """Return it; the parameters are put back, bit for bit."""
-        evaluate = step[self.evaluations]
+        ahead = step[self.evaluations]
         rates = {float(_group_of(step, name)[1]["lr"]) for name in step.parameters}
         if len(rates) > 1:
             raise NotChecked("the groups of parameters have different learning rates")
@@ -218,9 +264,9 @@ class LossCrossing(OfUpdate):
 
         def loss(s: float) -> float:
             with moved(parameters, direction, s - 1):  # they stand at the end of the update
-                return float(evaluate(differentiable=False))
+                return float(ahead.evaluate().detach())
 
-        start = loss(0.0)
+        start = ahead.start
         rises = [(s, value - start) for s, value in _bracket(loss, start)]
         below = max((s, rise) for s, rise in [(0.0, 0.0), *rises] if s == 0 or rise < 0)
         above = min(((s, rise) for s, rise in rises if not rise < 0), default=None)
@@ -229,7 +275,7 @@ class LossCrossing(OfUpdate):
             raise NotChecked(reason, usual=True)
         if below[0] == 0:
             raise NotChecked(f"even {above[0]:g} times the update raises the loss", usual=True)
-        return Crossing(_root(below, above), (below[0], above[0]), rates.pop())
+        return Crossing(_root(below, above), (below[0], above[0]), rates.pop(), ahead.basis)
 
 
 def _bracket(loss: Any, start: float) -> list[tuple[float, float]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import pandas as pd
 
@@ -15,23 +14,6 @@ __all__ = ["panel"]
 
 COLORS: tuple[Color, ...] = ("blue", "orange", "green", "vermillion", "purple", "sky")
 
-
-@dataclass(frozen=True)
-class Words:
-    """What is known about a quantity: where it belongs and how it is read."""
-
-    group: Group
-    how_to_read: str
-
-
-KNOWN = {
-    "PreconditionedSharpness": Words(
-        "CURVATURE", "Sharpness as the optimizer feels it; above the stability bound steps diverge."
-    ),
-    "DirectionalCurvature": Words(
-        "CURVATURE", "Curvature along the gradient and along the update; negative along a ridge."
-    ),
-}
 HYPERPARAMETERS = re.compile(
     r"momentum|weight_decay|batch_size|learning_rate|dropout|(^|_)lr($|_)|beta"
 )
@@ -47,7 +29,6 @@ def panel(run: Readable, quantity: str) -> Panel | None:
     Returns:
         The panel, or `None` when the quantity has no scalars.
     """
-    words = KNOWN.get(quantity) or Words(_group(quantity), "")
     if run.scalars(quantity).empty:
         return None
     read = run.series(quantity)
@@ -59,12 +40,12 @@ def panel(run: Readable, quantity: str) -> Panel | None:
         return None
     if len(curves) == 1 or "" in curves:
         own = curves.get("") or next(iter(curves.values()))
-        return _lines(quantity, words, trend(own, "moving average"), latest(own.values))
+        return _lines(quantity, trend(own, "moving average"), latest(own.values))
     if len(curves) <= 3 and not set(curves) <= set(run.parameters):
         pairs = zip(COLORS, curves.items(), strict=False)
         lines = [mark for color, (part, data) in pairs for mark in trend(data, part, color)]
-        return _lines(quantity, words, tuple(lines), "")
-    how = words.how_to_read or "Each row is one value; rows that differ or change stand out."
+        return _lines(quantity, tuple(lines), "")
+    how = "Each row is one value; rows that differ or change stand out."
     values = frame.to_numpy(float).T
     heat = Heat(
         _steps(frame),
@@ -73,17 +54,17 @@ def panel(run: Readable, quantity: str) -> Panel | None:
         names=tuple(curves),
         scale="log" if scale_of(values) == "log" else "linear",
     )
-    return Panel(_title(quantity), words.group, how, (heat,))
+    return Panel(_title(quantity), _group(quantity), how, (heat,))
 
 
 def _steps(frame: pd.Series | pd.DataFrame) -> Array:
     return frame.index.to_numpy(float)
 
 
-def _lines(quantity: str, words: Words, marks: tuple[Mark, ...], headline: str) -> Panel:
-    how = words.how_to_read or "Faint: every tracked step; strong: the moving average."
+def _lines(quantity: str, marks: tuple[Mark, ...], headline: str) -> Panel:
+    how = "Faint: every tracked step; strong: the moving average."
     scale = scale_of(*(mark.y for mark in marks if isinstance(mark, Line)))
-    return Panel(_title(quantity), words.group, how, marks, scale=scale, headline=headline)
+    return Panel(_title(quantity), _group(quantity), how, marks, scale=scale, headline=headline)
 
 
 def _group(quantity: str) -> Group:

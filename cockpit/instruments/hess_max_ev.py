@@ -6,7 +6,7 @@ import numpy as np
 
 from cockpit.instruments.instrument import Readable, instrument
 from cockpit.instruments.panel import Line, Mark, Panel, Points
-from cockpit.instruments.reading import before, curve, latest, scale_of, trend
+from cockpit.instruments.reading import curve, latest, scale_of, stability_bound, trend
 
 __all__ = ["panel"]
 
@@ -18,11 +18,7 @@ def panel(run: Readable) -> Panel | None:
     if sharpness is None:
         return None
     marks: list[Mark] = [*trend(sharpness, "largest eigenvalue", "purple")]
-    rate = curve(run, "learning_rate")
-    if rate is not None:
-        eta = before(rate, sharpness.steps)
-        bound = np.divide(2.0, eta, out=np.full_like(eta, np.nan), where=eta > 0)
-        marks.append(Line(sharpness.steps, bound, "2/η", "neutral", "dashed"))
+    marks += stability_bound(run, sharpness.steps)
     converged = curve(run, "HessMaxEV", "converged")
     if converged is not None:
         rough = np.isin(sharpness.steps, converged.steps[converged.values == 0])

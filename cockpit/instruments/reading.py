@@ -22,6 +22,7 @@ __all__ = [
     "robust_range",
     "scale_of",
     "spread",
+    "stability_bound",
     "stacked",
     "table",
     "trend",
@@ -164,6 +165,16 @@ def spread(data: Table, color: Color = "blue", label: str = "all parameters") ->
         Band(data.steps, low, high, label, color),
         *trend(Curve(data.steps, middle), "their median", color),
     )
+
+
+def stability_bound(run: Readable, steps: Array) -> tuple[Line, ...]:
+    """Return 2/η, where plain gradient descent becomes unstable, if the learning rate was logged."""
+    rate = curve(run, "learning_rate")
+    if rate is None:
+        return ()
+    eta = before(rate, steps)
+    bound = np.divide(2.0, eta, out=np.full_like(eta, np.nan), where=eta > 0)
+    return (Line(steps, bound, "2/η", "neutral", "dashed"),)
 
 
 def scale_of(*values: Array) -> Scale:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,22 @@ class OutputMoments(InForward):
 
     def see(self, name: str, call: Call, output: Any) -> tuple[Tensor, Tensor | None] | None:
         """Return both."""
+        h = self._values(name, call, output)
+        if h is None:
+            return None
+        return moments(h, units_of(call.module, h), self.tau), saturation(call.module, h)
+
+    def part(self, name: str, call: Call, output: Any) -> Part | None:
+        """Return what the moments of several outputs together are made from."""
+        h = self._values(name, call, output)
+        return None if h is None else Part.of(call.module, h)
+
+    def joined(self, parts: Sequence[Part]) -> tuple[Tensor, Tensor | None]:
+        """Return the moments of all outputs together."""
+        return joined_moments(parts, self.tau)
+
+    def _values(self, name: str, call: Call, output: Any) -> Tensor | None:
+        """Return the output, in float32 at least, if it is one that is looked at."""
         if not self._includes(name.partition("#")[0], call.module):
             return None
         if not isinstance(output, Tensor) or not output.is_floating_point():
@@ -67,7 +83,7 @@ class OutputMoments(InForward):
         h = output.detach()
         if h.dtype in (torch.float16, torch.bfloat16):
             h = h.float()
-        return moments(h, units_of(call.module, h), self.tau), saturation(call.module, h)
+        return h
 
     def _includes(self, name: str, module: nn.Module) -> bool:
         if self.modules is None:
@@ -96,6 +112,62 @@ def moments(h: Tensor, units: int, tau: float) -> Tensor:
     return torch.stack([mean, second, fourth, average, zeros, dormant])
 
 
+class Part(NamedTuple):
+    """What is to be known of an output, to join it with others.
+
+    Args:
+        elements: Number of elements.
+        central: Mean and the sums of the second, third and fourth powers of h − mean, float64 `[4]`.
+        activity: Sum of the magnitudes of every unit, float64 `[units]`.
+        zeros: Number of elements that are 0, `[]`.
+        saturated: Share of saturated values, `[]`, where there is one.
+    """
+
+    elements: int
+    central: Tensor
+    activity: Tensor
+    zeros: Tensor
+    saturated: Tensor | None
+
+    @classmethod
+    def of(cls, module: nn.Module, h: Tensor) -> Part:
+        """Look at an output."""
+        mean = h.mean()
+        deviation = h - mean
+        square = deviation.square()
+        powers = [square.sum(), (square * deviation).sum(), square.square().sum()]
+        by_unit = h.abs().movedim(units_of(module, h), 0).flatten(1)
+        return cls(
+            h.numel(),
+            torch.stack([mean, *powers]).double().cpu(),
+            by_unit.sum(1).double().cpu(),
+            h.eq(0).sum(),
+            saturation(module, h),
+        )
+
+
+def joined_moments(parts: Sequence[Part], tau: float) -> tuple[Tensor, Tensor | None]:
+    """Return what `moments` and `saturation` would, of several outputs together."""
+    counts = torch.tensor([part.elements for part in parts], dtype=torch.float64)
+    total = counts.sum()
+    means, second, third, fourth = torch.stack([part.central for part in parts]).unbind(1)
+    mean = (counts * means).sum() / total
+    # Around the common mean, each output is shifted by d: sums of (x + d)^k.
+    d = means - mean
+    m2 = (second + counts * d**2).sum() / total
+    m4 = (fourth + 4 * d * third + 6 * d**2 * second + counts * d**4).sum() / total
+    activity = torch.stack([part.activity for part in parts]).sum(0) * (
+        len(parts[0].activity) / total
+    )
+    dormant = activity.le(tau * activity.mean()).double().mean()
+    zeros = torch.stack([part.zeros for part in parts]).sum() / total
+    joined = torch.stack([mean, m2, m4, activity.mean(), zeros, dormant])
+    shares = [part.saturated for part in parts if part.saturated is not None]
+    if not shares:
+        return joined, None
+    return joined, (torch.stack(shares).double() * counts / total).sum()
+
+
 def saturation(module: nn.Module, h: Tensor) -> Tensor | None:
     """Return the share of saturated values, for modules with a bounded range."""
     for kind, (centre, limit) in BOUNDED.items():
@@ -108,7 +180,12 @@ def units_of(module: nn.Module, h: Tensor) -> int:
     """Return the dimension of the output that the units are in."""
     if h.dim() > 2 and isinstance(module, UNITS_SECOND):
         return 1
-    return 1 if h.dim() > 3 and not isinstance(module, UNITS_LAST) else h.dim() - 1
+    # A subclass that computes something else may have them elsewhere: LayerNorm2d of torchvision has.
+    last = any(
+        isinstance(module, kind) and type(module).forward is getattr(kind, "forward", None)
+        for kind in UNITS_LAST
+    )
+    return 1 if h.dim() > 3 and not last else h.dim() - 1
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from cockpit.engine.needs import (
     SampleLosses,
     UpdateNorms,
 )
-from cockpit.engine.step import NotChecked, Step
+from cockpit.engine.step import NotChecked, PerParameter, Step
 from cockpit.quantities.quantity import Outcome, Quantity
 
 NO_VARIANCE = 1e-10
@@ -56,6 +56,8 @@ class Alpha(Quantity):
         tau = torch.linalg.vector_norm(
             torch.stack([_precise(n) for n in step[self.update].values()])
         )
+        for need in (self.start_slopes, self.end_slopes):
+            _require_all(step[self.update], step[need])
         f0, f1 = _precise(step[self.start_loss]), _precise(step[self.end_loss])
         var_f0, var_f1 = (_variance(step[need]) for need in (self.start_losses, self.end_losses))
         slopes = [_precise(step[need].total()) for need in (self.start_slopes, self.end_slopes)]
@@ -84,6 +86,16 @@ class Alpha(Quantity):
             "var_df1": var_p1 / tau.square(),
         }
         return Outcome(alpha, details)
+
+
+def _require_all(update: PerParameter, slopes: PerParameter) -> None:
+    """Refuse a slope that lacks the part of a parameter that has been updated."""
+    for name in update.keys() - slopes.keys():
+        if update[name] != 0:
+            raise NotChecked(
+                f"{name} has no individual gradients, and the slope along the update needs those of "
+                "all parameters that are updated"
+            )
 
 
 def fit_parabola(

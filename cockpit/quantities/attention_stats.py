@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,13 +37,28 @@ class AttentionMoments(InForward):
         if own and isinstance(module, nn.MultiheadAttention):
             with torch.autocast(call.input.device.type, enabled=False):
                 return of_inputs(module, *call.args, **call.kwargs)
-        weights = output[1] if isinstance(output, tuple | list) and len(output) > 1 else None
-        if isinstance(weights, Tensor) and weights.dim() == 4 and weights.is_floating_point():
-            return {"entropy": torch.special.entr(weights.detach().float()).sum(-1).mean((0, 2))}
+        for weights in output[1:] if isinstance(output, tuple | list) else ():
+            if isinstance(weights, Tensor) and weights.dim() == 4 and is_softmax(weights):
+                entropies = torch.special.entr(weights.detach().float()).sum(-1)
+                return {"entropy": entropies.mean((0, 2))}
         raise NotChecked(
             f"{type(module).__name__} returns no attention weights (models of transformers do when "
             'they are loaded with attn_implementation="eager")'
         )
+
+    def part(self, name: str, call: Call, output: Any) -> tuple[dict[str, Tensor], int] | None:
+        """Return the same, and how many queries there are."""
+        seen = self.see(name, call, output)
+        return None if seen is None else (seen, call.input.numel() // call.input.shape[-1])
+
+    def joined(self, parts: Sequence[tuple[dict[str, Tensor], int]]) -> dict[str, Tensor]:
+        """Average the entropies over all queries, and take the largest logit."""
+        queries = sum(count for _, count in parts)
+        entropies = [seen["entropy"] * (count / queries) for seen, count in parts]
+        value = {"entropy": torch.stack(entropies).sum(0)}
+        if all("largest_logit" in seen for seen, _ in parts):
+            value["largest_logit"] = torch.stack([s["largest_logit"] for s, _ in parts]).amax()
+        return value
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -50,6 +66,27 @@ def is_attention(module: nn.Module) -> bool:
     return "Attention" in type(module).__name__ and not any(
         "Attention" in type(part).__name__ for part in module.modules() if part is not module
     )
+
+
+def is_softmax(weights: Tensor) -> bool:
+    """Whether a tensor is the result of a softmax, but for dropout, precision and shape.
+
+    Modules return other things of the same shape as well, such as biases of the positions.
+    """
+    node: Any = weights.grad_fn
+    while node is not None and node.name() in AFTER_SOFTMAX:
+        node = node.next_functions[0][0]
+    return node is not None and node.name() == "SoftmaxBackward0"
+
+
+AFTER_SOFTMAX = {
+    f"{operation}Backward0"
+    for operation in (
+        *("NativeDropout", "Mul", "ToCopy", "View", "UnsafeView", "ReshapeAlias"),
+        *("Transpose", "Clone", "Unsqueeze", "Expand"),
+    )
+}
+"""Operations that leave attention weights what they are; dropout multiplies, too."""
 
 
 def of_inputs(

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from cockpit.engine.directions import DisplacementCurvature, GradientCurvature
 from cockpit.engine.step import Step
-from cockpit.quantities.quantity import Outcome, Quantity
+from cockpit.quantities.of_curvature import OfCurvature, outcome
+from cockpit.quantities.quantity import Outcome
 from cockpit.transforms import Need
 
 
 @dataclass(frozen=True)
-class DirectionalCurvature(Quantity):
+class DirectionalCurvature(OfCurvature):
     r"""Curvature of the mini-batch loss along the gradient and along the way of the parameters.
 
     Formula: ``gradient``: :math:`g^\top H g / \lVert g \rVert^2`, with Hessian and gradient of the
@@ -31,19 +32,23 @@ class DirectionalCurvature(Quantity):
         track_schedule: On which steps it is tracked.
         verbose: Whether to print the value.
         blocks: Whether to look at each parameter's block, at one more product with each.
+        max_samples: Number of samples that H and g are restricted to, see `OfCurvature`; None for all.
     """
 
     blocks: bool = True
 
     def needs(self) -> tuple[Need, ...]:
         """Return the curvature along both directions."""
-        return (GradientCurvature(self.blocks), DisplacementCurvature(self.blocks))
+        settings = "hessian", self.max_samples, self.blocks
+        return (GradientCurvature(*settings), DisplacementCurvature(*settings))
 
     def compute(self, step: Step) -> Outcome:
         """Return ``gradient`` and ``update``, each `[]`; by parameter in the details."""
-        along = dict(zip(("gradient", "update"), (step[n] for n in self.needs()), strict=True))
-        found = {key: values for key, values in along.items() if values is not None}
-        return Outcome(
+        needs = self.needs()
+        along = dict(zip(("gradient", "update"), (step[n] for n in needs), strict=True))
+        found = {key: value for key, value in along.items() if value is not None}
+        return outcome(
             {key: values["total"] for key, values in found.items()},
+            step.bases[needs[0]],
             {key: values["blocks"] for key, values in found.items() if self.blocks},
         )

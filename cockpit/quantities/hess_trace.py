@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from cockpit.engine.curvature import DIAGONALS, HessianTrace, diagonal
 from cockpit.engine.step import PerParameter, Step
 from cockpit.errors import InvalidArgument
-from cockpit.quantities.quantity import Outcome, Quantity
+from cockpit.quantities.of_curvature import OfCurvature, outcome
+from cockpit.quantities.quantity import Outcome
 from cockpit.transforms import Need
 
-CURVATURES = (*DIAGONALS, "hutchinson", "hutch++")
+BY_PRODUCTS = ("hutchinson", "hutch++")
+CURVATURES = (*DIAGONALS, *BY_PRODUCTS)
 
 
 @dataclass(frozen=True)
-class HessTrace(Quantity):
+class HessTrace(OfCurvature):
     r"""Trace of the curvature of the mean loss, for every parameter.
 
     Formula: :math:`\sum_{d \in p} C_{dd}`. With ``curvature="auto"`` (or ``"diag_ggn_mc"``), C is the
@@ -39,6 +41,8 @@ class HessTrace(Quantity):
         verbose: Whether to print the value.
         curvature: See above.
         probes: Number of random vectors of ``"hutchinson"`` and ``"hutch++"``.
+        max_samples: Number of samples that these two are restricted to, see `OfCurvature`; None for
+            all.
     """
 
     curvature: str = "auto"
@@ -46,6 +50,7 @@ class HessTrace(Quantity):
 
     def __post_init__(self) -> None:
         """Check the settings."""
+        super().__post_init__()
         if self.curvature not in CURVATURES:
             raise InvalidArgument(
                 f"HessTrace has no curvature {self.curvature!r}. Choose from "
@@ -53,19 +58,28 @@ class HessTrace(Quantity):
             )
         if self.probes < 2:
             raise InvalidArgument(f"HessTrace needs at least 2 probes, got {self.probes!r}.")
+        if self.max_samples is not None and self.curvature not in BY_PRODUCTS:
+            raise InvalidArgument(
+                f"HessTrace(curvature={self.curvature!r}) comes from a backward pass of the whole "
+                "mini-batch, so max_samples must be None; it is for curvature='hutchinson' and "
+                f"'hutch++'. Got max_samples={self.max_samples!r}."
+            )
 
     def needs(self) -> tuple[Need, ...]:
         """Return the diagonal, or the products with random vectors."""
-        if self.curvature in ("hutchinson", "hutch++"):
-            return (HessianTrace(self.probes, sketch=self.curvature == "hutch++"),)
+        if self.curvature in BY_PRODUCTS:
+            sketch = self.curvature == "hutch++"
+            return (HessianTrace("hessian", self.max_samples, self.probes, sketch),)
         return (diagonal(self.curvature),)
 
-    def compute(self, step: Step) -> Outcome | PerParameter:
+    def compute(self, step: Step) -> Outcome:
         """Return the traces, one `[]` per parameter."""
         (need,) = self.needs()
-        if isinstance(need, HessianTrace):
-            samples = step[need]  # [probes] per parameter
+        found, basis = step[need], step.bases[need]
+        if self.curvature in BY_PRODUCTS:
+            samples = found  # [probes] per parameter
             error = PerParameter((n, s.std() / len(s) ** 0.5) for n, s in samples.items())
             traces = PerParameter((name, s.mean()) for name, s in samples.items())
-            return Outcome(traces, {"standard_error": error})
-        return PerParameter((name, values.sum()) for name, values in step[need].items())
+            return outcome(traces, basis, {"standard_error": error})
+        traces = PerParameter((name, values.sum()) for name, values in found.items())
+        return outcome(traces, basis)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from cockpit.engine.curvature import SpectralDensity
 from cockpit.engine.step import Step
 from cockpit.errors import InvalidArgument
-from cockpit.quantities.quantity import Outcome, Quantity
+from cockpit.quantities.of_curvature import OfCurvature, outcome
+from cockpit.quantities.quantity import Outcome
 from cockpit.transforms import Need
 
 
 @dataclass(frozen=True)
-class HessianSpectrum(Quantity):
+class HessianSpectrum(OfCurvature):
     r"""Density of the eigenvalues of the Hessian of the mini-batch loss.
 
     Formula: :math:`\frac{1}{D} \sum_j \delta(\lambda - \lambda_j)`, estimated by stochastic Lanczos
@@ -34,14 +35,19 @@ class HessianSpectrum(Quantity):
         probes: Number of random vectors.
         steps: Number of products for each.
         points: Number of points of the grid.
+        matrix: ``"hessian"``, or ``"ggn"`` for the generalised Gauss-Newton matrix.
+        max_samples: Number of samples that it is restricted to, see `OfCurvature`; None for all.
     """
 
     probes: int = 3
     steps: int = 30
     points: int = 200
+    matrix: str = "hessian"
 
     def __post_init__(self) -> None:
         """Check the settings."""
+        super().__post_init__()
+        self._check_matrix(self.matrix)
         if min(self.probes, self.steps, self.points) < 1:
             raise InvalidArgument(
                 "HessianSpectrum needs probes, steps and points of at least 1, got "
@@ -50,12 +56,13 @@ class HessianSpectrum(Quantity):
 
     def needs(self) -> tuple[Need, ...]:
         """Return the density of these settings."""
-        return (SpectralDensity(self.probes, self.steps),)
+        return (SpectralDensity(self.matrix, self.max_samples, self.probes, self.steps),)
 
     def compute(self, step: Step) -> Outcome:
         """Return ``eigenvalues`` and ``density``, each `[points]`, and ``smallest`` and ``largest``, `[]`."""
-        found = step[self.needs()[0]]
+        (need,) = self.needs()
+        found = step[need]
         grid, density = found.on(self.points)
         ends = {"smallest": found.nodes[0], "largest": found.nodes[-1]}
         value = {"eigenvalues": grid, "density": density, **ends}
-        return Outcome(value, {"nodes": found.nodes, "weights": found.weights})
+        return outcome(value, step.bases[need], {"nodes": found.nodes, "weights": found.weights})

@@ -9,10 +9,12 @@ from operator import mul
 import torch
 from torch import Tensor
 
-from cockpit.engine.curvature import FACTORED, KroneckerFactors
+from cockpit.curvature import APPROXIMATIONS
+from cockpit.engine.kronecker import KroneckerFactors
 from cockpit.engine.step import PerParameter, Step
 from cockpit.errors import InvalidArgument
-from cockpit.quantities.quantity import Quantity
+from cockpit.quantities.of_curvature import outcome
+from cockpit.quantities.quantity import Outcome, Quantity
 from cockpit.transforms import Need
 
 
@@ -24,8 +26,12 @@ class KroneckerSpectrum(Quantity):
     are all products :math:`\alpha_i \beta_j` of theirs. ``largest`` is the largest, ``trace`` their
     sum, ``effective_rank`` the exponential of the entropy of the eigenvalues divided by their sum,
     ``condition`` :math:`(\lambda_{\max} + \delta) / (\lambda_{\min} + \delta)` at the damping
-    :math:`\delta`. The factors are BackPACK's, which needs a model and a loss module that
-    ``backpack.extend`` has extended.
+    :math:`\delta`. Linear and convolutional layers that are called once have factors, the parameters
+    of others are left out. ``"kfac"`` samples one vector for each sample, ``"kflr"`` is exact up to
+    the approximation itself, at a backward pass for each output of the model, and both serve any
+    model and convex loss; ``"kfra"``, for small chains of layers (`nn.Sequential`) only, averages
+    the curvature on its way back. Where this package has no factors, and BackPACK does (bare
+    parameters of a model that ``backpack.extend`` has extended), its are taken.
 
     How to read it: layers with the largest eigenvalues limit the learning rate; an effective rank of
     a few says that the layer learns in a few directions only.
@@ -47,10 +53,10 @@ class KroneckerSpectrum(Quantity):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        if self.approximation not in FACTORED:
+        if self.approximation not in APPROXIMATIONS:
             raise InvalidArgument(
                 f"KroneckerSpectrum has no approximation {self.approximation!r}. Choose from "
-                f"{', '.join(map(repr, FACTORED))}."
+                f"{', '.join(map(repr, APPROXIMATIONS))}."
             )
         if self.damping < 0:
             raise InvalidArgument(f"KroneckerSpectrum needs damping >= 0, got {self.damping!r}.")
@@ -59,10 +65,11 @@ class KroneckerSpectrum(Quantity):
         """Return the factors."""
         return (KroneckerFactors(self.approximation),)
 
-    def compute(self, step: Step) -> dict[str, PerParameter]:
+    def compute(self, step: Step) -> Outcome:
         """Return ``largest``, ``trace``, ``effective_rank`` and ``condition``, one `[]` per parameter."""
         values: dict[str, PerParameter] = {}
-        for name, product in step[self.needs()[0]].items():
+        (need,) = self.needs()
+        for name, product in step[need].items():
             spectra = [torch.linalg.eigvalsh(factor).clamp(min=0) for factor in product.factors]
             largest = reduce(mul, [spectrum[-1] for spectrum in spectra])
             smallest = reduce(mul, [spectrum[0] for spectrum in spectra])
@@ -75,7 +82,7 @@ class KroneckerSpectrum(Quantity):
             }
             for key, value in found.items():
                 values.setdefault(key, PerParameter())[name] = value
-        return values
+        return outcome(values, step.bases[need])
 
 
 def _rank(spectrum: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,12 @@ class NonFiniteOutputs(InForward):
             return count, None
         rows = torch.stack([d.reshape(len(d), -1).sum(1) for d in differences])
         return count, rows.isnan().any(0)
+
+    def joined(self, parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
+        """Add the counts up, and put the entries one after the other."""
+        counts, rows = zip(*parts, strict=True)
+        count = torch.stack(counts).sum()
+        return count, None if any(r is None for r in rows) else torch.cat(rows)
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,13 @@ class Outcome:
     Args:
         value: What `Cockpit.get_output` returns and plots show first.
         details: Further values by key, which go to the run file only.
+        basis: What the value was computed from, in words; an event of the run file says so whenever
+            it changes.
     """
 
     value: Any
     details: Mapping[str, Any]
+    basis: str = ""
 
 
 @dataclass(frozen=True)

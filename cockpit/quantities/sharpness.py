@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from cockpit.engine.directions import LossCrossing, PreconditionedExtremes
 from cockpit.engine.step import Step
-from cockpit.quantities.quantity import Outcome, Quantity
+from cockpit.quantities.of_curvature import OfCurvature, outcome
+from cockpit.quantities.quantity import Outcome
 from cockpit.transforms import Need
 
 
 @dataclass(frozen=True)
-class PreconditionedSharpness(Quantity):
+class PreconditionedSharpness(OfCurvature):
     r"""Largest eigenvalue of the Hessian in the metric of the optimizer.
 
     Formula: :math:`\lambda_{\max}(P^{-1/2} H P^{-1/2})` for the mean loss, with P the identity for
@@ -33,6 +34,7 @@ class PreconditionedSharpness(Quantity):
         verbose: Whether to print the value.
         tol: Relative error of the eigenvalue that is accepted.
         max_products: Number of products with the Hessian after which the search is given up.
+        max_samples: Number of samples that it is restricted to, see `OfCurvature`; None for all.
     """
 
     tol: float = 1e-3
@@ -40,24 +42,27 @@ class PreconditionedSharpness(Quantity):
 
     def needs(self) -> tuple[Need, ...]:
         """Return the search of these settings."""
-        return (PreconditionedExtremes(self.tol, self.max_products),)
+        settings = "hessian", self.max_samples, self.tol, self.max_products
+        return (PreconditionedExtremes(*settings),)
 
     def compute(self, step: Step) -> Outcome:
         """Return ``sharpness`` and ``bound``."""
-        found = step[self.needs()[0]]
+        (need,) = self.needs()
+        found = step[need]
         value = {"sharpness": found.spectrum.largest, "bound": found.bound}
         details = {"products": found.spectrum.products, "converged": found.spectrum.converged}
-        return Outcome(value, details)
+        return outcome(value, step.bases[need], details)
 
 
 @dataclass(frozen=True)
-class CriticalSharpness(Quantity):
+class CriticalSharpness(OfCurvature):
     r"""Sharpness along the update, from evaluations of the loss alone.
 
     Formula: :math:`2 / \eta_c`, with :math:`\eta_c` the smallest learning rate at which the update of
     this step would have raised the mini-batch loss. It is found by at most 8 evaluations of
     ``info["closure"]`` along the update; the parameters are put back, bit for bit. In the run file,
-    too: the ``bracket`` of :math:`\eta_c` in units of the learning rate. Not checked where the
+    too: the ``bracket`` of :math:`\eta_c` in units of the learning rate, and :math:`2 / \eta` as
+    ``bound``. Not checked where the
     update does not lower the loss at first.
 
     How to read it: for gradient descent on a quadratic it is :math:`g^\top H g / \lVert g \rVert^2`.
@@ -70,12 +75,16 @@ class CriticalSharpness(Quantity):
     Args:
         track_schedule: On which steps it is tracked.
         verbose: Whether to print the value.
+        max_samples: Number of samples that it is restricted to, see `OfCurvature`; None for all.
     """
 
-    crossing = LossCrossing()
-    evaluations = LossCrossing.evaluations
+    def needs(self) -> tuple[Need, ...]:
+        """Return the search of these settings."""
+        crossing = LossCrossing(self.max_samples)
+        return (crossing.evaluations, crossing)
 
     def compute(self, step: Step) -> Outcome:
-        """Return the sharpness; the bracket in the details."""
-        found = step[self.crossing]
-        return Outcome(2 / (found.steps * found.rate), {"bracket": list(found.bracket)})
+        """Return the sharpness; the bracket and 2/η in the details."""
+        found = step[LossCrossing(self.max_samples)]
+        details = {"bracket": list(found.bracket), "bound": 2 / found.rate}
+        return outcome(2 / (found.steps * found.rate), found.basis, details)

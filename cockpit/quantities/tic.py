@@ -11,7 +11,8 @@ from torch import Tensor
 from cockpit.engine.curvature import DIAGONALS, diagonal
 from cockpit.engine.step import Step
 from cockpit.errors import InvalidArgument
-from cockpit.quantities.quantity import Quantity
+from cockpit.quantities.of_curvature import outcome
+from cockpit.quantities.quantity import Outcome, Quantity
 from cockpit.transforms import Need, SumOfSquares
 
 
@@ -35,15 +36,16 @@ class _TIC(Quantity):
         """Return the second moment of the individual gradients, and the diagonal."""
         return (self.squares, diagonal(self.curvature))
 
-    def compute(self, step: Step) -> Tensor:
+    def compute(self, step: Step) -> Outcome:
         """Return the criterion, `[]`."""
-        squares, curvature = step[self.squares], step[diagonal(self.curvature)]
+        need = diagonal(self.curvature)
+        squares, curvature = step[self.squares], step[need]
         pairs = [
             (squares[name] / step.batch_size, curvature[name])
             for name in squares
             if name in curvature
         ]
-        return self._criterion(pairs)
+        return outcome(self._criterion(pairs), step.bases[need])
 
     def _criterion(self, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
         raise NotImplementedError

@@ -6,7 +6,7 @@ import numpy as np
 
 from cockpit.instruments import Readable
 from cockpit.instruments.reading import before, curve, number, table
-from cockpit.summary.reading import RECENT_LEAST, Line, Reader, medians, recent_of
+from cockpit.summary.reading import RECENT_LEAST, Line, Reader, medians, percent, recent_of
 
 __all__ = ["READERS"]
 
@@ -15,6 +15,12 @@ RATIO_LARGE = 1000.0
 
 GROWTH = 1.5
 """From this ratio to the value half the steps ago on, a criterion has grown by more than noise."""
+
+AVOIDED = 0.1
+"""Below this share of the curvature along the gradient, that along the update is low."""
+
+EDGE = (0.9, 1.5)
+"""Between these shares of the bound, training is at the edge of stability."""
 
 
 def _sharpness(run: Readable, name: str) -> Line | None:
@@ -64,7 +70,81 @@ def _information(run: Readable, name: str) -> Line | None:
     return f"~{number(now)}", f"gap to the test loss, up to a factor, {grown}"
 
 
+def _spectrum(run: Readable, name: str) -> Line | None:
+    smallest, largest = curve(run, name, "smallest"), curve(run, name, "largest")
+    if smallest is None or largest is None:
+        return None
+    low, high = float(smallest.values[-1]), float(largest.values[-1])
+    if not np.isfinite(low + high):
+        return number(high), "not finite: the training has diverged"
+    value = f"{number(low)} to {number(high)}"
+    if low >= 0:
+        return value, "eigenvalues: no direction curves downwards"
+    if -low > high:
+        return value, "eigenvalues: the sharpest direction curves downwards, far from a minimum"
+    return value, f"eigenvalues: the negative ones reach {percent(-low / high)} of the largest"
+
+
+def _factors(run: Readable, name: str) -> Line | None:
+    data = table(run, name, "largest")
+    if data is None:
+        return None
+    sizes = medians(data)
+    if not np.isfinite(sizes).any():
+        return number(float(data.values[0, -1])), "not finite: the training has diverged"
+    top = int(np.nanargmax(sizes))
+    return f"~{number(float(sizes[top]))}", f"the largest eigenvalue, that of {data.names[top]}"
+
+
+def _directions(run: Readable, name: str) -> Line | None:
+    gradient, update = curve(run, name, "gradient"), curve(run, name, "update")
+    along = np.zeros(0) if gradient is None else recent_of(gradient.values)
+    if gradient is None:
+        return None
+    if not along.size:
+        return number(float(gradient.values[-1])), "not finite, or no gradient at all"
+    now = float(np.median(along))
+    meaning = "along the gradient"
+    ways = np.zeros(0) if update is None else recent_of(update.values)
+    if ways.size:
+        way = float(np.median(ways))
+        meaning += f"; {number(way)} along the update"
+        if way < AVOIDED * now:
+            meaning += ", which avoids the sharp directions"
+    return f"~{number(now)}", meaning
+
+
+def _preconditioned(run: Readable, name: str) -> Line | None:
+    sharpness, bound = curve(run, name, "sharpness"), curve(run, name, "bound")
+    if sharpness is None or bound is None:
+        return None
+    return _against(float(sharpness.values[-1]), float(bound.values[-1]), "the optimizer's bound")
+
+
+def _critical(run: Readable, name: str) -> Line | None:
+    sharpness, bound = curve(run, name), curve(run, name, "bound")
+    if sharpness is None or bound is None:
+        return None
+    return _against(float(sharpness.values[-1]), float(bound.values[-1]), "2/η")
+
+
+def _against(now: float, bound: float, name: str) -> Line:
+    if not np.isfinite(now):
+        return number(now), "not finite: the training has diverged"
+    share = f"{percent(max(now, 0.0) / bound)} of {name}, {number(bound)}"
+    if now > EDGE[1] * bound:
+        return number(now), f"{share}: beyond the edge of stability, the loss is about to grow"
+    if now > EDGE[0] * bound:
+        return number(now), f"{share}: at the edge of stability"
+    return number(now), f"{share}: stable"
+
+
 READERS: dict[str, Reader] = {
+    "HessianSpectrum": _spectrum,
+    "KroneckerSpectrum": _factors,
+    "DirectionalCurvature": _directions,
+    "PreconditionedSharpness": _preconditioned,
+    "CriticalSharpness": _critical,
     "HessMaxEV": _sharpness,
     "HessTrace": _trace,
     "TICDiag": _information,

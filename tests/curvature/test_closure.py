@@ -103,3 +103,21 @@ def test_central_differences() -> None:
     v = torch.randn(matrix.size).double()
     torch.testing.assert_close(matrix @ v, case.hessian() @ v, rtol=1e-6, atol=1e-8)
     assert not (matrix @ torch.zeros_like(v)).any()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of the compiler
+def test_a_compiled_model_has_differences() -> None:
+    """Its backward pass cannot be differentiated again."""
+    case = mlp()
+    compiled = torch.compile(case.model, backend="aot_eager")
+    watch = Cockpit(case.model, [HessMaxEV()])
+
+    def closure() -> Tensor:
+        return F.cross_entropy(compiled(case.x), case.y)
+
+    loss = closure()
+    with watch(0, loss=loss, closure=closure):
+        loss.backward()
+    expected = torch.linalg.eigvalsh(case.hessian())[-1].item()
+    assert watch.get_output()[0]["HessMaxEV"] == pytest.approx(expected, rel=1e-3)
+    assert "source: differences" in watch.run().events()["message"][0]

@@ -73,3 +73,11 @@ def test_a_loss_function_that_is_no_module() -> None:
     model, *_ = parts()
     with pytest.raises(TypeError, match=r"loss_function must be a torch\.nn\.Module such as"):
         Cockpit(model, loss_function=torch.nn.functional.cross_entropy)
+
+
+def test_modules_that_work_in_place_are_refused_by_name() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(inplace=True), nn.Linear(3, 2))
+    loss_function = nn.CrossEntropyLoss()
+    with pytest.raises(ValueError, match=r"1 is a ReLU with inplace=True.*1\.inplace = False"):
+        Cockpit(model, [HessTrace(curvature="diag_h")], loss_function=loss_function)
+    assert hooks(model, loss_function) == 0

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from backpack import extend
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
@@ -71,15 +70,11 @@ def train(path: Path, quantity: Quantity) -> Run:
     needs_attention = quantity.name == "AttentionStats"
     model = Encoder() if needs_attention else perceptron()
     module = nn.CrossEntropyLoss()
-    factored = quantity.name == "KroneckerSpectrum"  # made of what BackPACK computes
-    if factored:
-        model, module = extend(model), extend(module)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     watch = Cockpit(model, [quantity], optimizer=optimizer, log=path)
     with watch, sdpa_kernel(SDPBackend.MATH):
         for step in range(STEPS):
             x = torch.randint(11, (8, 5)) if needs_attention else torch.randn(8, 6)
-            x.requires_grad_(factored)  # PyTorch warns of BackPACK's hooks where no input has one
             y = torch.randint(3, (8,))
             optimizer.zero_grad()
             outputs = model(x)

@@ -365,9 +365,17 @@ def test_dormant_units() -> None:
     assert stats_of(nn.ReLU(), -x)["dormant"] == 1  # all are silent
 
 
+class ChannelsNorm(nn.LayerNorm):
+    """Normalises over the channels of images, as torchvision's ConvNeXt does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
 @pytest.mark.parametrize(
     ("module", "shape", "units"),
     [
+        (ChannelsNorm(3, elementwise_affine=False), (5, 3, 4, 4), 1),
         (nn.ReLU(), (5, 3), 1),
         (nn.ReLU(), (5, 4, 3), 2),
         (nn.ReLU(), (5, 3, 4, 4), 1),
@@ -604,9 +612,26 @@ def test_attention_that_returns_its_weights() -> None:
     assert found == {"entropy/attention": pytest.approx(entropy.item(), rel=1e-6)}
 
 
+class BiasedAttention(SelfAttention):
+    """Returns what is added to the logits before the weights, in the same shape, as T5 does."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        output, weights = super().forward(x)
+        bias = self.layer.weight[:4, :4].expand(len(x), 1, 4, 4)
+        return (output, bias) if weights is None else (output, bias, weights)
+
+
+def test_attention_that_returns_more_of_the_shape_of_its_weights() -> None:
+    model, x = Attends(BiasedAttention(True).double()), random(3, 4, 8)
+    weights = model.attention(x)[2].detach()
+    entropy = -(weights * weights.log()).sum(-1).mean()
+    assert attended(model, x) == {"entropy/attention": pytest.approx(entropy.item(), rel=1e-6)}
+
+
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
+        (BiasedAttention(False), "BiasedAttention returns no attention weights"),
         (SelfAttention(False), "SelfAttention returns no attention weights"),
         (nn.MultiheadAttention(8, 2, add_zero_attn=True, batch_first=True), "keys of its own"),
     ],

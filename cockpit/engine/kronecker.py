@@ -1,0 +1,183 @@
+"""The need of Kronecker factors of the curvature, met on the graph of the loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from backpack.extensions import KFAC, KFLR, KFRA
+from torch import Tensor
+
+from cockpit.curvature import (
+    Kronecker,
+    Linearised,
+    chain,
+    factors_of,
+    recursive_factors,
+    refuse_coupled,
+    root_of,
+    sampled_backward,
+    sum_of,
+    undisturbed,
+)
+from cockpit.engine.curvature import by_backpack, live
+from cockpit.engine.live import NO_OUTPUTS, Live, find_outputs
+from cockpit.engine.needs import Moment, Observation
+from cockpit.engine.step import NotChecked, PerParameter, Step
+from cockpit.errors import Unsupported
+from cockpit.gradients.randomness import RandomState, accelerators
+
+BY_BACKPACK = {"kfac": KFAC, "kflr": KFLR, "kfra": KFRA}
+
+MOST_COLUMNS = 512
+"""Columns of the square root of the loss's Hessian, each of which takes a backward pass."""
+
+MOST_ELEMENTS = 2**27
+"""Elements of a layer's Jacobian, for all samples, that KFRA may hold."""
+
+OTHERWISE = "HessTrace(curvature='hutchinson'), whose products are exact"
+
+
+@dataclass(frozen=True)
+class KroneckerFactors(Observation):
+    """Kronecker factors of the blocks of the mean loss's GGN, per parameter a `Kronecker`.
+
+    Parameters without factors are left out. Where this package has none at all, BackPACK is asked.
+
+    Args:
+        approximation: ``"kfac"``, ``"kflr"`` or ``"kfra"``; see `cockpit.curvature.kronecker_factors`.
+    """
+
+    approximation: str
+    moment = Moment.ENTRY
+    info = ("loss",)
+    outputs = True
+
+    @property
+    def reevaluates(self) -> bool:  # type: ignore[override]
+        """Whether it runs the layers again."""
+        return self.approximation == "kfra"
+
+    def observe(self, step: Step) -> PerParameter:
+        """Return the products."""
+        now = live(step)
+        if now.shares is not None and self.approximation == "kfra":
+            raise NotChecked(
+                "the recursion of KFRA mixes the samples of a batch, so that the factors of several "
+                "processes do not add up; use approximation='kfac' or 'kflr'"
+            )
+        try:
+            factors = self._factors(now)
+            step.bases[self] = now.basis(self.approximation, "graph")
+            return factors
+        except (NotChecked, Unsupported) as reason:
+            try:
+                saved = by_backpack(step, BY_BACKPACK[self.approximation])
+            except NotChecked:
+                raise reason from None
+        step.bases[self] = now.basis(self.approximation, "backpack")
+        found = PerParameter((name, Kronecker(*parts)) for name, parts in saved.items())
+        return _of_mean(found, now)
+
+    def _factors(self, now: Live) -> PerParameter:
+        if now.model is not None:
+            refuse_coupled(now.model, OTHERWISE)
+        make = {"kfac": _sampled, "kflr": _exact, "kfra": _recursive}[self.approximation]
+        found = make(now)
+        if not found:
+            raise NotChecked(
+                "no parameter has Kronecker factors: those of Linear and Conv layers without groups "
+                "that are called once have"
+            )
+        return _of_mean(found, now)
+
+
+def _of_mean(factors: PerParameter, now: Live) -> PerParameter:
+    """Turn the factors of the loss into those of the mean loss."""
+    found = PerParameter(
+        (name, Kronecker(product.factors[0] / now.reduction, *product.factors[1:]))
+        for name, product in factors.items()
+    )
+    return found if now.shares is None else now.shares.kroneckers(found, now.reduction)
+
+
+def _sampled(now: Live) -> PerParameter:
+    """Return the factors of KFAC, from one sampled column."""
+    outputs = find_outputs(now.outputs)
+    send = now.pass_of(lambda ends: sampled_backward(now.loss, outputs, ends, now.sample_source()))
+    return _known(now.reduce(send, factors_of))
+
+
+def _exact(now: Live) -> PerParameter:
+    """Return the factors of KFLR, from all columns of the square root of the loss's Hessian."""
+    outputs = _outputs(now)
+    with torch.enable_grad():
+        columns = root_of(now.loss, outputs)
+    if len(columns) > MOST_COLUMNS:
+        raise NotChecked(
+            f"KFLR takes a backward pass for each of the {len(columns)} outputs of a sample, and "
+            f"more than {MOST_COLUMNS} are too many; use approximation='kfac'"
+        )
+    total = PerParameter()
+    for position, column in enumerate(columns):
+        send = now.pass_of(partial(_pull_back, outputs, column))
+        part = _known(now.reduce(send, factors_of, report=position == 0))
+        for name, product in part.items():
+            B, *rest = product.factors
+            total[name] = Kronecker(B + total[name].factors[0] if name in total else B, *rest)
+    return total
+
+
+def _pull_back(outputs: Tensor, column: Tensor, ends: list[Tensor]) -> tuple[Tensor | None, ...]:
+    return torch.autograd.grad(outputs, ends, column, retain_graph=True, allow_unused=True)
+
+
+def _recursive(now: Live) -> PerParameter:
+    """Return the factors of KFRA, from the layers of a chain, which are run again."""
+    outputs = _outputs(now)
+    if now.model is None or len(now.inputs) != 1 or not isinstance(now.inputs[0], Tensor):
+        raise NotChecked(
+            "KFRA needs the model, Cockpit(model, ...), and one that takes one tensor; use "
+            "approximation='kfac' or 'kflr'"
+        )
+    (inputs,) = now.inputs
+    with torch.enable_grad(), undisturbed(inputs):
+        links = _run_again(now, inputs)
+        again, given = links[-1][1].output.detach(), outputs.detach()
+        tolerance = torch.finfo(outputs.dtype).eps ** 0.5
+        if again.shape != given.shape or not torch.allclose(
+            again, given, rtol=tolerance, atol=tolerance * float(given.abs().max())
+        ):
+            raise NotChecked(
+                "the layers of the model, run one after the other, give other outputs than the model "
+                "gave, which KFRA needs; use approximation='kfac' or 'kflr'"
+            )
+        for prefix, link in links[1:]:
+            size = link.inputs.numel() * link.output[0].numel()
+            if size > MOST_ELEMENTS:
+                raise NotChecked(
+                    f"KFRA needs the Jacobian of layer {prefix.rstrip('.')}, of {size} elements for "
+                    f"this mini-batch, more than {MOST_ELEMENTS}; use approximation='kfac'"
+                )
+        found = recursive_factors(links, sum_of(now.loss, outputs))
+    return PerParameter((name, found[name]) for name in now.parameters if name in found)
+
+
+def _run_again(now: Live, inputs: Tensor) -> list[tuple[str, Linearised]]:
+    """Run the layers with the dropout masks of the forward pass."""
+    assert now.model is not None
+    state = now.start or RandomState.capture(*accelerators([inputs]))
+    with state.restored():
+        return chain(now.model, inputs)
+
+
+def _outputs(now: Live) -> Tensor:
+    outputs = find_outputs(now.outputs)
+    if outputs is None:
+        raise NotChecked(NO_OUTPUTS)
+    return outputs
+
+
+def _known(factors: PerParameter) -> PerParameter:
+    return PerParameter((name, product) for name, product in factors.items() if product is not None)

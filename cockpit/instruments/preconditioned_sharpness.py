@@ -1,0 +1,38 @@
+"""The sharpness of the loss in the metric of the optimizer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cockpit.instruments.instrument import Readable, instrument
+from cockpit.instruments.panel import Line, Mark, Panel, Points
+from cockpit.instruments.reading import curve, latest, scale_of, trend
+
+__all__ = ["panel"]
+
+
+@instrument("PreconditionedSharpness")
+def panel(run: Readable) -> Panel | None:
+    """Return the sharpness, and the bound of the optimizer."""
+    sharpness = curve(run, "PreconditionedSharpness", "sharpness")
+    bound = curve(run, "PreconditionedSharpness", "bound")
+    if sharpness is None or bound is None:
+        return None
+    marks: list[Mark] = [*trend(sharpness, "sharpness", "purple")]
+    marks.append(Line(bound.steps, bound.values, "stability bound", "neutral", "dashed"))
+    converged = curve(run, "PreconditionedSharpness", "converged")
+    if converged is not None:
+        rough = np.isin(sharpness.steps, converged.steps[converged.values == 0])
+        if rough.any():
+            where = sharpness.steps[rough], sharpness.values[rough]
+            marks.append(Points(*where, "not converged", "vermillion", faint=True))
+    return Panel(
+        title="Preconditioned sharpness",
+        group="CURVATURE",
+        how_to_read="Training tends to rise to the optimizer's stability bound; well above it, the loss "
+        "is about to grow.",
+        marks=tuple(marks),
+        y_label="eigenvalue",
+        scale="log" if (sharpness.values > 0).all() else scale_of(sharpness.values),
+        headline=latest(sharpness.values),
+    )
