@@ -16,6 +16,9 @@ import pandas as pd
 from cockpit.errors import InvalidArgument
 from cockpit.log import JsonFile, RunFile, Series, open_file, with_ending
 
+Numbers = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Ids of series, steps and values."""
+
 
 def open_run(path: str | os.PathLike[str]) -> Run:
     """Open a run file for reading, also while the training still writes it.
@@ -108,10 +111,12 @@ class Run:
         Raises:
             InvalidArgument: The run has no such quantity.
         """
-        ids, steps, values = self._scalars()
-        if quantity is not None:
-            own = [one.id for one in self._of(quantity)]
-            ids, steps, values = (column[np.isin(ids, own)] for column in (ids, steps, values))
+        if quantity is None:
+            ids, steps, values = self._scalars()
+        else:
+            columns = [self._numbers(one) for one in self._of(quantity) if one.kind == "scalar"]
+            none: Numbers = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+            ids, steps, values = map(np.concatenate, zip(none, *columns, strict=True))
         order = np.lexsort((ids, steps))
         return self._tidy(ids[order].tolist(), steps[order], values[order])
 
@@ -125,10 +130,15 @@ class Run:
         Raises:
             InvalidArgument: The run has no such quantity, or the quantity no such part.
         """
-        allowed = None if quantity is None else {one.id for one in self._of(quantity, part)}
-        found = [row for row in self._arrays(quantity) if allowed is None or row[0] in allowed]
-        if quantity is None and part is not None:
-            found = [row for row in found if _part(self._series()[row[0]]) == part]
+        if quantity is None:
+            found = self._read("arrays", _all_arrays)
+            series = self._series()
+            found = [
+                row for row in found if row[0] in series and part in (None, _part(series[row[0]]))
+            ]
+        else:
+            chosen = [one for one in self._of(quantity, part) if one.kind == "array"]
+            found = [(one.id, *row) for one in chosen for row in self._arrays(one)]
         found.sort(key=lambda row: (row[1], row[0]))
         steps = np.array([row[1] for row in found], dtype=np.int64)
         return self._tidy([row[0] for row in found], steps, _objects(row[2] for row in found))
@@ -247,17 +257,27 @@ class Run:
     def _series(self) -> dict[int, Series]:
         return self._read("series", lambda file: {one.id: one for one in file.series()})
 
-    def _scalars(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _scalars(self) -> Numbers:
         ids, steps, values = self._read("scalars", lambda file: file.scalars())
         known = np.isin(ids, list(self._series()))  # a series may be newer than the list of them
         return ids[known], steps[known], values[known]
 
-    def _arrays(self, quantity: str | None) -> list[tuple[int, int, np.ndarray]]:
+    def _numbers(self, one: Series) -> Numbers:
+        """Return ids, steps and values of one series, without reading the others."""
+        if "scalars" in self._kept:
+            ids, steps, values = self._kept["scalars"]
+            own = _rows_of(one, ids)
+            return ids[own], steps[own], values[own]
+        ids, steps, values = self._read(("scalars", one.id), lambda file: file.scalars(one.id))
+        own = slice(None) if self._series().get(one.id) == one else slice(0)  # of another run now
+        return ids[own], steps[own], values[own]
+
+    def _arrays(self, one: Series) -> list[tuple[int, np.ndarray]]:
         found = self._read(
-            ("arrays", quantity),
-            lambda file: [(one.id, step, array) for one, step, array in file.arrays(quantity)],
+            ("arrays", one.id),
+            lambda file: [(step, array) for _, step, array in file.arrays(one.id)],
         )
-        return [row for row in found if row[0] in self._series()]
+        return found if self._series().get(one.id) == one else []
 
     def _of(self, quantity: str, part: str | None = None) -> list[Series]:
         """Return the series of a quantity, of one part or of all."""
@@ -275,11 +295,9 @@ class Run:
 
     def _values(self, one: Series) -> dict[int, Any]:
         if one.kind == "array":
-            found = self._arrays(one.quantity)
-            return {step: array for number, step, array in found if number == one.id}
-        ids, steps, values = self._scalars()
-        own = _rows_of(one, ids)
-        return dict(zip(steps[own].tolist(), values[own].tolist(), strict=True))
+            return dict(self._arrays(one))
+        _, steps, values = self._numbers(one)
+        return dict(zip(steps.tolist(), values.tolist(), strict=True))
 
     def _tidy(self, ids: list[int], steps: np.ndarray, values: np.ndarray) -> pd.DataFrame:
         series = self._series()
@@ -292,6 +310,10 @@ class Run:
                 "value": values,
             }
         )
+
+
+def _all_arrays(file: RunFile | JsonFile) -> list[tuple[int, int, np.ndarray]]:
+    return [(one.id, step, array) for one, step, array in file.arrays()]
 
 
 def _rows_of(one: Series, ids: np.ndarray) -> slice:

@@ -3,6 +3,7 @@
 from cockpit.log.json_v1 import JsonFile, open_file, with_ending, write_json
 from cockpit.log.reader import RunFile
 from cockpit.log.schema import Event, ParameterInfo, Row, Series
+from cockpit.log.silent import SilentWriter
 from cockpit.log.writer import RunWriter
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "RunFile",
     "RunWriter",
     "Series",
+    "SilentWriter",
     "open_file",
     "with_ending",
     "write_json",

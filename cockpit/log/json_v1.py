@@ -216,9 +216,13 @@ class JsonFile:
         wall = np.array([known.get(step, math.nan) for step in self._tracked], dtype=np.float64)
         return np.array(self._tracked, dtype=np.int64), wall, np.full(len(wall), math.nan)
 
-    def scalars(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return series ids, steps (int64) and values (float64), ordered by series and step."""
-        found = sorted(self._numbers.items())
+    def scalars(self, series: int | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return series ids, steps (int64) and values (float64), ordered by series and step.
+
+        Args:
+            series: Only those of the series with this id.
+        """
+        found = [item for item in sorted(self._numbers.items()) if series in (None, item[0])]
         ids = np.repeat(
             np.array([number for number, _ in found], dtype=np.int64),
             [len(steps) for _, (steps, _) in found],
@@ -228,14 +232,14 @@ class JsonFile:
         none = np.zeros(0)
         return ids, np.concatenate([none.astype(np.int64), *steps]), np.concatenate([none, *values])
 
-    def arrays(self, quantity: str | None = None) -> Iterator[tuple[Series, int, np.ndarray]]:
+    def arrays(self, series: int | None = None) -> Iterator[tuple[Series, int, np.ndarray]]:
         """Yield series, step and array, ordered by series and step.
 
         Args:
-            quantity: Only those of this quantity.
+            series: Only those of the series with this id.
         """
         for one in self.series():
-            if one.kind == "array" and quantity in (None, one.quantity):
+            if one.kind == "array" and series in (None, one.id):
                 for step, grid in self._grids[one.id]:
                     yield one, step, grid
 

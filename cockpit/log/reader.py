@@ -24,8 +24,6 @@ from cockpit.log.schema import (
     unpack,
 )
 
-_OF_QUANTITY = "WHERE series IN (SELECT id FROM series WHERE quantity = ?)"
-
 
 class RunFile:
     """Read-only view of a run file, also while another process writes it.
@@ -123,27 +121,27 @@ class RunFile:
         rows = self._all("SELECT step, wall, monotonic FROM steps ORDER BY step")
         return self._columns(rows, np.int64, np.float64, np.float64)
 
-    def scalars(self, quantity: str | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def scalars(self, series: int | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return series ids, steps (int64) and values (float64), ordered by series and step.
 
         Args:
-            quantity: Only those of this quantity.
+            series: Only those of the series with this id, which are all that is then read.
         """
-        where, values = ("", ()) if quantity is None else (_OF_QUANTITY, (quantity,))
+        where, values = _only(series)
         rows = self._all(
             f"SELECT series, step, value FROM scalars {where} ORDER BY series, step", values
         )
         return self._columns(rows, np.int64, np.int64, np.float64)
 
-    def arrays(self, quantity: str | None = None) -> Iterator[tuple[Series, int, np.ndarray]]:
+    def arrays(self, series: int | None = None) -> Iterator[tuple[Series, int, np.ndarray]]:
         """Yield series, step and array, one after the other, ordered by series and step.
 
         Args:
-            quantity: Only those of this quantity.
+            series: Only those of the series with this id, which are all that is then read.
         """
-        where, values = ("", ()) if quantity is None else (_OF_QUANTITY, (quantity,))
+        where, values = _only(series)
         with self._snapshot():
-            series = {one.id: one for one in self.series()}
+            known = {one.id: one for one in self.series()}
             with self._translated():
                 found = self._connection.execute(
                     f"SELECT series, step, dtype, shape, blob FROM arrays {where} "
@@ -155,13 +153,18 @@ class RunFile:
                     row = found.fetchone()
                     if row is None:
                         return
-                    item = series[row[0]], row[1], unpack(*row[2:])
+                    item = known[row[0]], row[1], unpack(*row[2:])
                 yield item
 
     def events(self) -> list[Event]:
         """Return the events in the order in which they happened."""
         rows = self._all("SELECT step, wall, kind, subject, message FROM events ORDER BY id")
         return [Event(*row) for row in rows]
+
+    def mark(self) -> dict[str, Any]:
+        """Return which run this is and how far it has come, for `RunWriter.rewind`."""
+        ((last,),) = self._all("SELECT coalesce(max(id), 0) FROM events")
+        return {"created": self.created, "events": last}
 
     def output(self, *, metrics: bool = False) -> dict[int, dict[str, Any]]:
         """Return the quantities' values in the shape of Cockpit 1.0, ``{step: {quantity: value}}``.
@@ -267,6 +270,11 @@ class RunFile:
             f"{self.path} is damaged: {error}. "
             "Take an older copy, or save what is left with: sqlite3 FILE .recover"
         )
+
+
+def _only(series: int | None) -> tuple[str, tuple[int, ...]]:
+    """Return the condition of a query that wants one series, or all."""
+    return ("", ()) if series is None else ("WHERE series = ?", (series,))
 
 
 def start_of(path: Path) -> bytes:

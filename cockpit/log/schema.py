@@ -200,6 +200,7 @@ class Batch:
         scalars: Pairs of the columns of ``series`` (all but the id) and the value.
         arrays: The same with arrays.
         events: Rows of ``events`` without the id.
+        rewind: Before all else, drop what comes after this step, and events after this number.
     """
 
     step: int | None
@@ -207,6 +208,7 @@ class Batch:
     scalars: list[tuple[tuple[Any, ...], float]] = field(default_factory=list)
     arrays: list[tuple[tuple[Any, ...], PackedArray]] = field(default_factory=list)
     events: list[tuple[Any, ...]] = field(default_factory=list)
+    rewind: tuple[int, int] | None = None
 
     def add(self, row: Row) -> None:
         """Add a value; an array is copied.
@@ -250,6 +252,13 @@ def create_tables(connection: sqlite3.Connection) -> None:
         connection.execute(table)
     connection.execute(SET_META, ("created", json.dumps(time.time())))
     connection.execute(SET_META, ("settings", "{}"))
+
+
+def rewind(connection: sqlite3.Connection, step: int, event: int) -> None:
+    """Drop all values of later steps, and the events with later numbers."""
+    for table in ("steps", "scalars", "arrays"):
+        connection.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
+    connection.execute("DELETE FROM events WHERE id > ?", (event,))
 
 
 def describe_run(

@@ -30,6 +30,7 @@ from cockpit.log.schema import (
     compress,
     create_tables,
     describe_run,
+    rewind,
 )
 
 try:
@@ -126,6 +127,28 @@ class RunWriter:
         batch = Batch(None if step is None else _step_number(step))
         batch.note(kind, subject, message)
         self._hand_over(batch)
+
+    def mark(self) -> dict[str, Any]:
+        """Return which run this is and how far it has come; what was recorded is committed by then."""
+        self.flush()
+        with RunFile(self.path) as file:
+            return file.mark()
+
+    def rewind(self, step: int, mark: Mapping[str, Any]) -> bool:
+        """Drop what a resumed run will record again: all that came after a `mark` was taken.
+
+        Args:
+            step: The last step before the mark.
+            mark: The mark.
+
+        Returns:
+            Whether the file is that of the run in which the mark was taken. If not, it is left alone.
+        """
+        with RunFile(self.path) as file:
+            if file.created != mark["created"]:
+                return False
+        self._hand_over(Batch(None, rewind=(step, mark["events"])))
+        return True
 
     def flush(self) -> None:
         """Wait until all that was handed over is committed, and so readable by other processes."""
@@ -263,6 +286,8 @@ class _Worker:
         if not self._connection.in_transaction:
             self._uncommitted = batch
             execute("BEGIN IMMEDIATE")
+        if batch.rewind is not None:
+            rewind(self._connection, *batch.rewind)
         if batch.times is not None:
             execute("INSERT OR REPLACE INTO steps VALUES(?, ?, ?)", (step, *batch.times))
         scalars = [(self._id(series), step, value) for series, value in batch.scalars]

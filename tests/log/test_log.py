@@ -110,8 +110,8 @@ def test_arrays_round_trip(path, name):
     with closing(RunWriter(path)) as writer:
         writer.record(1, [Row("q", array, key="k", parameter="p", detail=True, source="log")])
     with RunFile(path) as file:
-        ((series, step, read),) = file.arrays("q")
-        assert list(file.arrays("other")) == []
+        ((series, step, read),) = file.arrays(1)
+        assert list(file.arrays(2)) == []
         assert file.scalars()[0].size == 0
     assert (series.quantity, series.key, series.parameter) == ("q", "k", "p")
     assert (series.kind, series.detail, series.source, step) == ("array", True, "log", 1)
@@ -229,8 +229,8 @@ def test_scalars_are_ordered_by_series_and_step(path):
     with RunFile(path) as file:
         ids, steps, numbers = file.scalars()
         assert [one.quantity for one in file.series()] == ["a", "b"]
-        assert file.scalars("b")[2].tolist() == [-1, -2, -3]
-        assert [column.size for column in file.scalars("c")] == [0, 0, 0]
+        assert file.scalars(2)[2].tolist() == [-1, -2, -3]
+        assert [column.size for column in file.scalars(3)] == [0, 0, 0]
     assert (ids.dtype, steps.dtype, numbers.dtype) == (np.int64, np.int64, np.float64)
     assert ids.tolist() == [1, 1, 1, 2, 2, 2]
     assert steps.tolist() == [1, 2, 3, 1, 2, 3]
