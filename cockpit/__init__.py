@@ -15,6 +15,7 @@ from cockpit.gradients import BatchGradTransforms
 from cockpit.presets import configuration
 
 if TYPE_CHECKING:
+    from cockpit.coverage import inspect
     from cockpit.plotter import CockpitPlotter
     from cockpit.run import open_run
 
@@ -26,12 +27,17 @@ __all__ = [
     "CockpitWarning",
     "__version__",
     "configuration",
+    "inspect",
     "open_run",
     "quantities",
     "schedules",
 ]
 
-_LAZY = {"CockpitPlotter": "cockpit.plotter", "open_run": "cockpit.run"}
+_LAZY = {
+    "CockpitPlotter": "cockpit.plotter",
+    "inspect": "cockpit.coverage",
+    "open_run": "cockpit.run",
+}
 
 
 def __getattr__(name: str) -> Any:

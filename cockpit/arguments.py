@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Collection, Iterable, Mapping
+from functools import reduce
 from typing import Any
 
 import torch
@@ -11,6 +13,9 @@ from torch import Tensor, nn
 
 from cockpit.errors import InvalidArgument, InvalidType
 from cockpit.quantities import Quantity
+
+COMPILED = "_orig_mod"
+"""Name of the module in what `torch.compile` makes of it."""
 
 
 def read_parameters(params: Any) -> tuple[dict[str, nn.Parameter], nn.Module | None]:
@@ -20,7 +25,9 @@ def read_parameters(params: Any) -> tuple[dict[str, nn.Parameter], nn.Module | N
         InvalidType: if something is no parameter.
         InvalidArgument: if there is none, or one given by itself does not require a gradient.
     """
+    params = _bare(params)
     if isinstance(params, nn.Module):
+        _refuse_shards(params)
         return _of_module(params), params
     if isinstance(params, Tensor | str | Mapping) or not isinstance(params, Iterable):
         raise InvalidType(
@@ -56,8 +63,18 @@ def read_parameters(params: Any) -> tuple[dict[str, nn.Parameter], nn.Module | N
     return named, None
 
 
+def _bare(model: Any) -> Any:
+    """Take off what a model is wrapped in for several processes or by `torch.compile`."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return _bare(model.module)
+    if isinstance(model, nn.Module) and COMPILED in model._modules:
+        return _bare(model._modules[COMPILED])
+    return model
+
+
 def _of_module(model: nn.Module) -> dict[str, nn.Parameter]:
-    everything = dict(model.named_parameters())
+    named_in_full = model.named_parameters()
+    everything = {name.replace(f"{COMPILED}.", ""): p for name, p in named_in_full}
     if not everything:
         raise InvalidArgument(
             f"{type(model).__name__} has no parameters, so there is nothing to track. If they are "
@@ -73,6 +90,30 @@ def _of_module(model: nn.Module) -> dict[str, nn.Parameter]:
             "Cockpit(model, ...)."
         )
     return named
+
+
+def _refuse_shards(model: nn.Module) -> None:
+    """Refuse a model whose parameters are cut into pieces that lie on different processes.
+
+    Raises:
+        InvalidArgument: if it is one.
+    """
+    kinds = [kind.__name__ for module in model.modules() for kind in type(module).__mro__]
+    # By name, since the classes stand in modules that only distributed programs load.
+    for name, way in SHARDING.items():
+        if name in kinds:
+            raise InvalidArgument(
+                f"{type(model).__name__} is sharded by {way}: every process holds only a piece of each "
+                "parameter, and of its gradient and its update. Watch the model, or a smaller one with the "
+                "same layers, in DistributedDataParallel: Cockpit(ddp_model, ...)."
+            )
+
+
+SHARDING = {
+    "FSDPModule": "torch.distributed.fsdp.fully_shard (FSDP2)",
+    "FullyShardedDataParallel": "FullyShardedDataParallel",
+}
+"""Classes of modules whose parameters are shards, and what makes them."""
 
 
 def read_quantity(quantity: Any) -> Quantity:
@@ -145,6 +186,20 @@ def read_loss_function(loss_function: Any) -> nn.Module | None:
     )
 
 
+def read_batch_dim(batch_dim: Any) -> int | None:
+    """Return the dimension in which the samples lie, None where that is not said.
+
+    Raises:
+        InvalidArgument: if it is neither 0 nor 1.
+    """
+    if batch_dim is None or (batch_dim in (0, 1) and not isinstance(batch_dim, bool)):
+        return batch_dim
+    raise InvalidArgument(
+        f"batch_dim must be 0 or 1, or None to see by oneself, got {_kind(batch_dim)}. If the samples are "
+        "in a later dimension, transpose the model's input."
+    )
+
+
 def read_step(global_step: Any) -> int:
     """Return the number of a step.
 
@@ -189,6 +244,87 @@ def read_loss(loss: Any) -> Tensor | None:
     return loss
 
 
+def read_losses(
+    info: Mapping[str, Any], batch_sizes: Collection[int]
+) -> tuple[Tensor | None, Tensor | None, tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Return the loss and the losses of the samples, and, where there are several losses, both for each.
+
+    Raises:
+        InvalidType: if they are no tensors.
+        InvalidArgument: if their shapes or numbers do not fit.
+    """
+    loss, individual = info.get("loss"), info.get("individual_losses")
+    parts = _read_parts(loss)
+    each = _read_individual_parts(individual, len(parts), batch_sizes) if parts else ()
+    if len(parts) == 1:
+        loss, individual, parts, each = parts[0], each[0] if each else individual, (), ()
+    scalars = tuple(part.reshape(()) for part in parts)
+    whole = _sum(scalars) if scalars else read_loss(loss)
+    of_samples = _sum(each) if each else read_individual_losses(individual, batch_sizes)
+    return whole, of_samples, parts, each
+
+
+def _sum(tensors: tuple[Tensor, ...]) -> Tensor:
+    """Add tensors of one shape up; a single one stays itself, with its place in the graph."""
+    return reduce(operator.add, tensors)
+
+
+def _read_parts(losses: Any) -> tuple[Tensor, ...]:
+    """Return several losses, each in its graph; none if a single one was given.
+
+    Raises:
+        InvalidType: if one is no number.
+        InvalidArgument: if there is none, one has several elements, or is made from another.
+    """
+    if not isinstance(losses, tuple | list):
+        return ()
+    if not losses:
+        raise InvalidArgument("'loss' is empty: give the tensor on which backward() is called.")
+    read = []
+    for loss in losses:
+        one = read_loss(loss)
+        if one is None:
+            raise InvalidType("'loss' must hold tensors on which backward() is called, got None.")
+        read.append(one)
+    for place, loss in enumerate(read):
+        for other, part in enumerate(read):
+            if place != other and _made_from(loss, part):
+                raise InvalidArgument(
+                    f"loss[{place}] is made from loss[{other}], so that this would count twice. Give "
+                    "the parts, each once, or the one loss on which backward() is called."
+                )
+    return tuple(read)
+
+
+def _made_from(loss: Tensor, part: Tensor) -> bool:
+    if loss is part:
+        return True
+    if not (loss.requires_grad and part.requires_grad):
+        return False
+    (grad,) = torch.autograd.grad(
+        loss, part, torch.ones_like(loss), retain_graph=True, allow_unused=True
+    )
+    return grad is not None
+
+
+def read_loss_factor(factor: Any) -> Tensor | float:
+    """Return the factor that is on the loss already.
+
+    Raises:
+        InvalidArgument: if it is no positive number, or a tensor with more than one element.
+    """
+    if factor is None:
+        return 1.0
+    if isinstance(factor, Tensor) and factor.numel() == 1:
+        return factor.detach().reshape(())
+    if isinstance(factor, int | float) and 0 < factor < math.inf:
+        return float(factor)
+    raise InvalidArgument(
+        "'loss_factor' must be a positive number or a tensor with one element, what the loss has "
+        f"been multiplied with, got {_kind(factor)}."
+    )
+
+
 def read_individual_losses(losses: Any, batch_sizes: Collection[int]) -> Tensor | None:
     """Return the losses of the samples.
 
@@ -221,6 +357,45 @@ def read_individual_losses(losses: Any, batch_sizes: Collection[int]) -> Tensor 
             "model's input, say how many there are with batch_size=."
         )
     return losses
+
+
+def _read_individual_parts(
+    losses: Any, count: int, batch_sizes: Collection[int]
+) -> tuple[Tensor, ...]:
+    """Return the losses of the samples for each of several losses; none if they were not given so.
+
+    Raises:
+        InvalidType: if they are no tensors.
+        InvalidArgument: if there are not as many as losses, or not one for each sample.
+    """
+    if not isinstance(losses, tuple | list):
+        return ()
+    if len(losses) != count:
+        raise InvalidArgument(
+            f"'individual_losses' has {len(losses)} tensors for {count} losses. Give one for each of "
+            "them, in their order, or one tensor [N] with the sums over the losses."
+        )
+    read = [read_individual_losses(one, batch_sizes) for one in losses]
+    known = tuple(one for one in read if one is not None)
+    if len(known) != count or len({len(one) for one in known}) != 1:
+        raise InvalidArgument(
+            "'individual_losses' must hold one tensor [N] for each loss, got "
+            f"{[None if one is None else list(one.shape) for one in read]}."
+        )
+    return known
+
+
+def read_grad_scaler(scaler: Any) -> None:
+    """Check the gradient scaler.
+
+    Raises:
+        InvalidType: if it is none.
+    """
+    if scaler is not None and not callable(getattr(scaler, "scale", None)):
+        raise InvalidType(
+            "'grad_scaler' must be a torch.amp.GradScaler, with which the loss is scaled, got "
+            f"{_kind(scaler)}."
+        )
 
 
 def read_micro_batch(micro_batch: Any) -> tuple[int, int]:

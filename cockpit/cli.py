@@ -268,6 +268,10 @@ def _options(optimizer: Mapping[str, Any]) -> str:
 def _events(run: Run) -> Iterator[str]:
     """Count the events of a run, equal ones together."""
     events = run.events()
+    is_basis = events["kind"] == "basis"
+    bases = events[is_basis].groupby("subject", sort=False)["message"].last()
+    yield from (f"Computed   {subject}: {basis}" for subject, basis in bases.items())
+    events = events[~is_basis]
     if events.empty:
         yield "Events     none: everything that was due was checked"
         return

@@ -6,8 +6,8 @@ import logging
 import os
 import platform
 import warnings
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
@@ -19,27 +19,41 @@ from torch import Tensor, nn
 from cockpit._version import __version__
 from cockpit.arguments import (
     free_name,
-    read_individual_losses,
-    read_loss,
+    read_batch_dim,
+    read_grad_scaler,
+    read_loss_factor,
     read_loss_function,
+    read_losses,
     read_micro_batch,
     read_optimizers,
     read_parameters,
     read_step,
 )
-from cockpit.engine import Engine, Extended, InForward, Observation, Plan, Step
+from cockpit.coverage import Coverage, known, require_usable
+from cockpit.engine import Engine, Extended, InForward, Losses, Observation, Plan, Step
+from cockpit.engine.distributed import described, ranks_of
 from cockpit.engine.plan import merged
 from cockpit.errors import CockpitError, CockpitWarning, InvalidArgument
+from cockpit.forwarding import ForwardingWriter, Tracker
 from cockpit.gradients import MEMORY_BUDGET
-from cockpit.log import ParameterInfo, Row, RunFile, RunWriter, write_json
+from cockpit.log import ParameterInfo, Row, RunFile, RunWriter, SilentWriter, write_json
 from cockpit.quantities import Quantity
 from cockpit.reports import RunReports
 from cockpit.rows import rows_of
 
 logger = logging.getLogger("cockpit")
 
-INFO = ("loss", "individual_losses", "batch_size", "optimizer", "micro_batch")
+STATE_VERSION = 1
+"""Of what `Cockpit.state_dict` returns."""
+
+INFO = ("loss", "loss_factor", "individual_losses", "batch_size", "optimizer", "micro_batch")
 """Keys of `info` that mean something here; all others are passed on to the quantities."""
+
+SEVERAL_LOSSES_AND_BACKPACK = (
+    "Several losses cannot be watched with the hooks of BackPACK, which know one backward pass: give "
+    "the model itself, Cockpit(model, ...), track no quantity that needs BackPACK, or backpropagate "
+    "the sum of the losses and give that as 'loss'."
+)
 
 
 class Cockpit:
@@ -62,6 +76,10 @@ class Cockpit:
     touches a gradient. A quantity that fails is reported once by a `CockpitWarning`, noted in the
     log as not checked, and never stops the training.
 
+    Where several processes train a model in ``DistributedDataParallel``, each of them makes its cockpit
+    with that model and runs the same loop; the values are those of the mini-batches of all processes
+    together, in the order of their ranks. The first one writes the run file, the others write nothing.
+
     Args:
         params: What is trained: the model (best: nothing else is needed), or an iterable of
             parameters or of (name, parameter) pairs, whose model has been extended with
@@ -71,6 +89,7 @@ class Cockpit:
             as soon as they have been made; without it, when the next step begins.
         log: Path of the run file. An earlier run of that name is kept under another one. Without
             it, the run is kept in a temporary file, for `get_output` and plots.
+        resume: Continue the run file at `log`, if there is one; see `load_state_dict`.
         reduction: Whether the loss that is backpropagated is the ``"mean"`` or the ``"sum"`` over
             the samples. By itself the cockpit sees that from ``individual_losses``, and takes it to
             be a mean where these are missing.
@@ -79,12 +98,22 @@ class Cockpit:
             model and this module have BackPACK's hooks, and after `close` no more. Otherwise it is
             left alone.
         memory_budget: Bytes that dense pieces of individual gradients may take at a time.
-        strict: Raise, rather than note, what goes wrong while quantities are computed.
+        trackers: Experiment trackers to forward everything to as well, such as
+            `cockpit.integrations.tensorboard.TensorBoardTracker`.
+        batch_dim: Dimension of the model's input, and of the activations, in which the samples lie, 0 or
+            1. By itself the cockpit sees that from the number of samples, and asks where it cannot.
+        audit: At the first tracked step, compare the individual gradients of one sample with those
+            of its own loss, where ``individual_losses`` are a part of the loss. It takes one more
+            backward pass, once, and what is wrong is refused by name from then on.
+        strict: Raise, rather than note, what cannot be tracked of the model and what goes wrong
+            while quantities are computed.
         seed: Of the random numbers that sampled statistics draw from a generator of their own.
 
     Raises:
         InvalidType: if an argument is of the wrong kind.
         InvalidArgument: if one has a value that cannot be used.
+        CockpitError: if `strict`, and it can be seen that some parameter cannot be tracked; see
+            `cockpit.inspect`.
     """
 
     def __init__(
@@ -97,6 +126,10 @@ class Cockpit:
         reduction: str | None = None,
         loss_function: nn.Module | None = None,
         memory_budget: int = MEMORY_BUDGET,
+        resume: bool = False,
+        trackers: Iterable[Tracker] = (),
+        batch_dim: int | None = None,
+        audit: bool = True,
         strict: bool = False,
         seed: int = 0,
     ) -> None:
@@ -109,8 +142,10 @@ class Cockpit:
         named, self._model = read_parameters(params)
         optimizers = read_optimizers(optimizer)
         self._loss_function = read_loss_function(loss_function)
+        self._batch_dim = read_batch_dim(batch_dim)
         self._extended: Extended | None = None
         self._closed = False
+        self._last_entered = -1
         self._last_tracked = -1
         self._skipped = -1  # the last step that was not tracked
         self._running: int | None = None
@@ -120,15 +155,26 @@ class Cockpit:
         self._in_forward: dict[str, Quantity] = {}
         self._expected: int | None = None
         self._needs_start = False  # whether some quantity compares with the first step entered
-        self._writer = RunWriter(
-            log,
-            settings=self._settings(optimizers, reduction, memory_budget, seed),
-            parameters=[
-                ParameterInfo(name, tuple(p.shape), str(p.dtype).removeprefix("torch."))
-                for name, p in named.items()
-            ],
-        )
+        self._strict = strict
+        coverage = self._cover(optimizers)
+        self._ranks = ranks_of(params)
+        self._writer: RunWriter | ForwardingWriter | SilentWriter = SilentWriter(log)
+        if self._writes:
+            self._writer = RunWriter(
+                log,
+                settings=self._settings(optimizers, reduction, memory_budget, seed)
+                | {"coverage": None if coverage is None else coverage.record()},
+                parameters=[
+                    ParameterInfo(name, tuple(p.shape), str(p.dtype).removeprefix("torch."))
+                    for name, p in named.items()
+                ],
+                resume=resume,
+            )
+        if trackers and not isinstance(self._writer, SilentWriter):
+            self._writer = ForwardingWriter(self._writer, trackers)
         self._reports = RunReports(self._writer, self._quantities, strict)
+        if coverage is not None:
+            self._reports.gaps(coverage)
         self._engine = Engine(
             named,
             self._model,
@@ -136,12 +182,24 @@ class Cockpit:
             reduction=reduction,
             seed=seed,
             reports=self._reports,
+            ranks=self._ranks,
+            audit=audit,
+            batch_dim=self._batch_dim,
         )
         self._engine.updates.add(optimizers)
-        for name in self._quantities:
-            self._prepare(name)
+        try:
+            for name in self._quantities:
+                self._prepare(name)
+        except BaseException:
+            self.close()
+            raise
 
     # -- what it is made of -----------------------------------------------------------------------
+
+    @property
+    def _writes(self) -> bool:
+        """Whether this process writes the run file."""
+        return self._ranks is None or self._ranks.rank == 0
 
     @property
     def params(self) -> list[nn.Parameter]:
@@ -185,6 +243,22 @@ class Cockpit:
         recorder = self._engine.recorder
         if recorder is not None:
             recorder.keeps_outputs |= any(need.outputs for need in observations)
+            if any(need.reevaluates for need in observations):
+                recorder.keep_random_states()
+
+    def _cover(self, optimizers: list[Any]) -> Coverage | None:
+        """Return what is known of the model before it sees data."""
+        if self._model is None:
+            return None
+        require_usable(self._model)
+        coverage = known(self._model, optimizers)
+        if self._strict and coverage.gaps:
+            gaps = "\n".join(f"- {names}: {reason}" for names, reason in coverage.excuses())
+            raise CockpitError(
+                f"{len(coverage.gaps)} of {len(coverage.trained)} parameters of {coverage.model} "
+                f"cannot be tracked:\n{gaps}\nWithout strict=True the others are."
+            )
+        return coverage
 
     def _settings(
         self, optimizers: list[Any], reduction: str | None, memory_budget: int, seed: int
@@ -216,19 +290,35 @@ class Cockpit:
         info: Mapping[str, Any] | None = None,
         debug: bool = False,
         **more: Any,
-    ) -> _Watched:
+    ) -> AbstractContextManager[None]:
         """Return the context around the backward pass of one step.
+
+        In the closure of an optimizer that evaluates it several times (L-BFGS), the first evaluation of
+        a step is tracked, and the others pass; the cockpit has to know the optimizer.
 
         Args:
             global_step: Number of the step, counted from 0.
             extensions: Extensions of BackPACK to run along; their results stay on the parameters.
                 All but `BatchGradTransforms` need a model that ``backpack.extend`` has extended.
             info: What is known of the step. ``loss`` (always): the tensor on which ``backward()``
-                is called. ``individual_losses``: the losses of the samples, `[N]`. ``batch_size``:
+                is called, or ``(loss_a, loss_b)`` where several are, in a sum or one after the
+                other on one graph: each once, within the block, and the factor on the first is the
+                unit of all. ``torch.autograd.grad(loss, parameters)`` will do, too.
+                ``individual_losses``: the losses of the samples, `[N]`; with several losses one such
+                tensor for each, or their sum. ``batch_size``:
                 number of samples, where it cannot be seen from the two others or the model's input.
                 ``optimizer``: here or at construction. ``micro_batch``: (k, K) where the batch
                 comes in K backward passes, this being number k, counted from 0. The values are then
                 those of the whole batch; until its last pass the inputs of the layers are kept.
+                ``loss_factor``: a factor that is on ``loss`` already, where a framework has scaled
+                or divided it, a number or a tensor with one element. A factor that comes later, in
+                ``(loss / 4).backward()``, is seen. ``grad_scaler``: the ``torch.amp.GradScaler``,
+                for the norm of the gradient; unscale and clip after the block.
+                ``closure``: a function that computes the same loss anew, without its
+                ``loss_factor``, for curvature that the graph of the loss does not give, or
+                with ``max_samples``, of a slice of the mini-batch: ``def closure(samples=
+                slice(None)): return loss_fn(model(x[samples]), y[samples])``. ``outputs``: what
+                the loss is computed from, where that is not what the model returned last.
             debug: Write what is computed at this step to the logger ``"cockpit"``.
             more: The same keys as keyword arguments.
 
@@ -253,41 +343,50 @@ class Cockpit:
                 "block first."
             )
         engine = self._engine
+        if engine.updates.stepping and global_step == self._last_tracked:
+            return False  # a closure, evaluated again within the optimizer's step
         number, passes = read_micro_batch(info.get("micro_batch"))
         if number > 0:
             return self._resume(global_step, number, passes, info)
         self._give_up_pause()
+        self._last_entered = max(self._last_entered, global_step)
+        if self._ranks is not None:
+            self._ranks.compare(global_step, self._describe)
         if info.get("optimizer") is not None:
             engine.updates.add(read_optimizers(info["optimizer"]))
         if self._needs_start:
             engine.remember_start()
-        continued = engine.continued(global_step)
         due = {n: q for n, q in self._quantities.items() if q.is_due(global_step)}
-        if not due and not continued and not extensions:
-            if engine.recorder is not None:
-                engine.recorder.take_outputs()
-            engine.forward.drop()
-            self._skipped = global_step
-            return False
         if due and global_step <= self._last_tracked:
             raise InvalidArgument(
                 f"Step {global_step} comes after step {self._last_tracked}, which was tracked "
                 "already. "
-                "Every tracked step needs a number of its own, and the numbers have to grow."
+                "Every tracked step needs a number of its own, and the numbers have to grow. For an "
+                "optimizer that calls a closure several times, give it: Cockpit(..., optimizer=opt)."
             )
+        continued = engine.continued(global_step)
+        if not due and not continued and not extensions:
+            if engine.recorder is not None:
+                engine.recorder.take_forward()
+            engine.forward.drop()
+            self._skipped = global_step
+            return False
         own = [e for q in due.values() for e in self._own_extensions(q, global_step)]
         needs = {name: engine.needs_of(name, q, global_step) for name, q in due.items()}
         plan = Plan(due, needs, continued, (*own, *extensions))
         if plan.others and self._model is not None:
             self._check_extended(plan.others)
-        plan.require(info)
-        loss, losses, batch_size = self._read_losses(info)
+        plan.require(info, strict=self._strict)
+        losses = self._read_losses(info)
+        if losses.parts and (plan.others or self._model is None):
+            raise InvalidArgument(SEVERAL_LOSSES_AND_BACKPACK)
+        loss = losses.plain
         step = Step(
             global_step,
             engine.parameters,
             None if loss is None else loss.detach().reshape(()),
-            None if losses is None else losses.detach(),
-            batch_size,
+            None if losses.individual is None else losses.individual.detach(),
+            losses.size,
             {key: value for key, value in info.items() if key not in INFO},
         )
         if debug:
@@ -297,22 +396,41 @@ class Cockpit:
         if plan.wants_gradients:
             self._reports.coupling(global_step, self._model)
         kept = merged(extensions)[0]
-        engine.enter(step, plan, (loss, losses, batch_size), tuple(kept), passes)
+        engine.enter(step, plan, losses, tuple(kept), passes)
         self._running = global_step
         return True
 
-    def _read_losses(self, info: Mapping[str, Any]) -> tuple[Tensor | None, Tensor | None, int]:
-        """Return the loss, the losses of the samples, and how many samples there are, 0 if unknown."""
+    def _describe(self, steps: range) -> dict[str, str]:
+        """Return what has to be the same on all processes, by what it is."""
+        shapes = ", ".join(f"{n} {list(p.shape)}" for n, p in self._engine.parameters.items())
+        told = {"The parameters": shapes, "The quantities": ", ".join(self._quantities)}
+        for name, quantity in self._quantities.items():
+            told[f"The settings of {name}"] = described(quantity)
+            due = []
+            for step in steps:
+                with suppress(Exception):  # a schedule may end; on entry it can say so
+                    if quantity.is_due(step):
+                        due.append(step)
+            first = ", ".join(map(str, due[:8])) or "none"
+            rest = f", ... ({len(due)} in all, sum {sum(due)})" if len(due) > 8 else ""
+            told[f"The steps at which {name} is due"] = first + rest
+        return told
+
+    def _read_losses(self, info: Mapping[str, Any]) -> Losses:
+        """Return the loss, the losses of the samples, and how many samples there are."""
         batch_size = info.get("batch_size")
         recorder = self._engine.recorder
         known = recorder.batch_sizes() if recorder else set()
+        if recorder and self._batch_dim is None:
+            known |= recorder.lengths()
         if batch_size is not None:
             known = {batch_size}
-        loss = read_loss(info.get("loss"))
-        losses = read_individual_losses(info.get("individual_losses"), known)
+        loss, losses, parts, each = read_losses(info, known)
         if batch_size is None and losses is not None:
             batch_size = len(losses)
-        return loss, losses, batch_size or 0
+        factor = read_loss_factor(info.get("loss_factor"))
+        read_grad_scaler(info.get("grad_scaler"))
+        return Losses(loss, losses, batch_size or 0, factor, parts, each)
 
     def _resume(self, global_step: int, number: int, passes: int, info: Mapping[str, Any]) -> bool:
         """Enter a further backward pass of a step whose batch comes in several."""
@@ -327,7 +445,7 @@ class Cockpit:
                 f"micro_batch=({number}, {passes}) of step {global_step} is out of turn: {expected}. "
                 "The passes of a step are counted from 0 and come one after the other."
             )
-        self._engine.plan.require(info)
+        self._engine.plan.require(info, strict=self._strict)
         self._engine.resume(self._read_losses(info))
         self._running = global_step
         return True
@@ -370,6 +488,18 @@ class Cockpit:
         finally:
             self._running = None
         self._reports.raise_failures()
+
+    @contextmanager
+    def _leaving_word(self, error: BaseException | None = None) -> Iterator[None]:
+        """Let other processes, if there are any, know of an error that was raised."""
+        if self._ranks is not None and error is not None:
+            self._ranks.leave(error)
+        try:
+            yield
+        except BaseException as raised:
+            if self._ranks is not None:
+                self._ranks.leave(raised)
+            raise
 
     def _expect(self, global_step: int | None) -> None:
         """Get ready for the forward pass of the step that comes next; None where any may come."""
@@ -460,7 +590,12 @@ class Cockpit:
             )
 
     def get_output(self) -> dict[int, dict[str, Any]]:
-        """Return all values so far, ``{step: {"NormTest": value, ...}}``."""
+        """Return all values so far, ``{step: {"NormTest": value, ...}}``.
+
+        Of several processes that train together only the first one has them; the others return ``{}``.
+        """
+        if not self._writes:
+            return {}
         self._writer.flush()
         with RunFile(self._writer.path) as file:
             return file.output()
@@ -468,6 +603,8 @@ class Cockpit:
     @property
     def output(self) -> dict[int, dict[str, Any]]:
         """All values so far, as `get_output` has them, with the metrics of `log` among them."""
+        if not self._writes:
+            return {}
         self._writer.flush()
         with RunFile(self._writer.path) as file:
             return file.output(metrics=True)
@@ -491,13 +628,85 @@ class Cockpit:
         return str(write_json(logpath, self.output))
 
     def run(self) -> Any:
-        """Return the run so far, to be analysed or plotted; see `cockpit.open_run`."""
+        """Return the run so far, to be analysed or plotted; see `cockpit.open_run`.
+
+        Raises:
+            CockpitError: on a process that writes no run file.
+        """
+        if not self._writes:
+            raise CockpitError("The run file is written by rank 0; ask its cockpit for the run.")
         from cockpit.run import (
             open_run,
         )  # pandas is loaded when somebody reads, not in the training
 
         self._writer.flush()
         return open_run(self._writer.path)
+
+    # -- checkpoints ------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs, to be saved beside the model's and the optimizer's state.
+
+        Take it where these are taken: after the update, outside ``with watch(...)``. It holds tensors
+        and plain data only, so that ``torch.load(..., weights_only=True)`` reads it. What was
+        recorded so far is in the run file by then.
+
+        Raises:
+            CockpitError: within ``with watch(...)``, or between the micro-batches of a step.
+        """
+        pause = self._engine.pause
+        if self._running is not None or pause is not None:
+            raise CockpitError(
+                f"Step {self._running if pause is None else pause[0]} is still open: take the state "
+                "after its last with block, when the optimizer has stepped."
+            )
+        engine = self._engine.state_dict()
+        return {
+            "version": STATE_VERSION,
+            "last_entered": self._last_entered,
+            "last_tracked": self._last_tracked,
+            "engine": engine,
+            "reports": self._reports.state_dict(),
+            "log": self._writer.mark(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another cockpit stood, in the same run file.
+
+        ::
+
+            watch = Cockpit(model, quantities, optimizer=opt, log="runs/first.db", resume=True)
+            watch.load_state_dict(checkpoint["cockpit"])
+
+        What the run file has of later steps is dropped, since these come again: the log becomes that
+        of a run that was never interrupted. Quantities that were not there before begin anew.
+
+        Args:
+            state: What `state_dict` returned.
+
+        Raises:
+            CockpitError: if this cockpit has tracked steps already.
+            InvalidArgument: if the state is of another version.
+        """
+        if self._last_entered >= 0:
+            raise CockpitError("load_state_dict comes before the first step.")
+        if state.get("version") != STATE_VERSION:
+            raise InvalidArgument(
+                f"The state has version {state.get('version')!r}, and this cockpit reads "
+                f"{STATE_VERSION}: it is none that Cockpit.state_dict() of this release returned."
+            )
+        if not self._writer.rewind(state["last_entered"], state["log"]):
+            warnings.warn(
+                f"{self.path} is not the run file of the checkpoint, so it has no rows from before "
+                f"step {state['last_entered'] + 1}. To continue that file, give its path as log=... "
+                "and resume=True.",
+                CockpitWarning,
+                stacklevel=2,
+            )
+        self._engine.load_state_dict(state["engine"], self._quantities)
+        self._reports.load_state_dict(state["reports"])
+        self._last_entered, self._last_tracked = state["last_entered"], state["last_tracked"]
+        self._expect(self._last_entered + 1)
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -538,7 +747,8 @@ class _Watched:
         self._tracked = False
 
     def __enter__(self) -> None:
-        self._tracked = self._cockpit._enter(*self._arguments)
+        with self._cockpit._leaving_word():
+            self._tracked = self._cockpit._enter(*self._arguments)
 
     def __exit__(
         self,
@@ -547,7 +757,8 @@ class _Watched:
         trace: TracebackType | None,
     ) -> None:
         try:
-            if self._tracked:
-                self._cockpit._exit(failed=kind is not None)
+            with self._cockpit._leaving_word(error):
+                if self._tracked:
+                    self._cockpit._exit(failed=kind is not None)
         finally:
             self._cockpit._expect(None if kind is not None else self._arguments[0] + 1)

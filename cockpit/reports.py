@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
+from cockpit.coverage import Coverage
 from cockpit.engine import Missing, Result
 from cockpit.errors import CockpitError, CockpitWarning
+from cockpit.forwarding import ForwardingWriter
 from cockpit.gradients import couples_samples
-from cockpit.log import Row, RunWriter
-from cockpit.quantities import Quantity
+from cockpit.log import Row, RunWriter, SilentWriter
+from cockpit.quantities import Outcome, Quantity
 from cockpit.rows import rows_of
 
 
@@ -27,12 +30,19 @@ class RunReports:
         strict: Collect what is wrong, to be raised, instead of warning of it.
     """
 
-    def __init__(self, writer: RunWriter, quantities: Mapping[str, Quantity], strict: bool) -> None:
+    def __init__(
+        self,
+        writer: RunWriter | ForwardingWriter | SilentWriter,
+        quantities: Mapping[str, Quantity],
+        strict: bool,
+    ) -> None:
         self._writer, self._quantities, self._strict = writer, quantities, strict
+        self._speaks = not isinstance(writer, SilentWriter)  # one of several processes is enough
         self._recorded = -1
         self._warned: set[tuple[str, str]] = set()
         self._failures: list[str] = []
         self._coupling_noted = False
+        self._bases: dict[str, str] = {}  # what each quantity was computed from last
 
     def results(self, results: list[Result]) -> None:
         """Write the results of a moment, of one step or two."""
@@ -47,6 +57,8 @@ class RunReports:
         for result in results:
             if isinstance(result.value, Missing):
                 self._missing(result.global_step, result.quantity, result.value)
+            elif isinstance(result.value, Outcome):
+                self._basis(result.global_step, result.quantity, result.value.basis)
 
     def tracked(self, step: int) -> None:
         """Write that a step was tracked, if it has no results yet."""
@@ -57,16 +69,45 @@ class RunReports:
     def _print(self, step: int, rows: list[Row]) -> None:
         for row in rows:
             quantity = self._quantities.get(row.quantity)
-            if quantity is not None and quantity.verbose and not row.detail:
+            if self._speaks and quantity is not None and quantity.verbose and not row.detail:
                 part = "/".join(filter(None, (row.key, row.parameter)))
                 label = f"{row.quantity} {part}" if part else row.quantity
                 sys.stdout.write(f"[Step {step}] {label}: {row.value}\n")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what has been reported and is not to be repeated, as plain data."""
+        return {
+            "recorded": self._recorded,
+            "warned": sorted(map(list, self._warned)),
+            "coupling_noted": self._coupling_noted,
+            "bases": dict(self._bases),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what has been reported."""
+        self._recorded = state["recorded"]
+        self._warned |= {(subject, reason) for subject, reason in state["warned"]}
+        self._coupling_noted = state["coupling_noted"]
+        self._bases = dict(state["bases"])
 
     # -- what is to be known of them --------------------------------------------------------------
 
     def _missing(self, step: int, name: str, missing: Missing) -> None:
         message = f"Step {step}: {name} was not checked: {missing.reason}."
         self._note(step, "not-checked", name, missing.reason, None if missing.usual else message)
+
+    def _basis(self, step: int, name: str, basis: str) -> None:
+        """Note what a quantity is computed from, where that has changed."""
+        if basis != self._bases.get(name, ""):
+            self._bases[name] = basis
+            self._note(step, "basis", name, basis, None)
+
+    def gaps(self, coverage: Coverage) -> None:
+        """Note the parameters of which it is known beforehand that they cannot be tracked."""
+        for row in coverage.gaps:
+            reason = f"{row.gap}; {row.way_out}"
+            message = f"The individual gradients of {row.name} will not be tracked: {reason}."
+            self._note(None, "not-tracked", row.name, reason, message)
 
     def untracked(self, global_step: int, parameter: str, reason: str) -> None:
         """Note a parameter whose individual gradients cannot be had."""
@@ -76,11 +117,15 @@ class RunReports:
         )
         self._note(global_step, "not-tracked", parameter, reason, message)
 
-    def mismatch(self, global_step: int, parameter: str) -> None:
+    def mismatch(self, global_step: int, parameter: str, layer: str, apart: float) -> None:
         """Note a parameter whose individual gradients do not add up to its gradient."""
+        owner = parameter.rpartition(".")[0]
         reason = (
-            "they do not add up to its gradient, so a part of that does not come through the output "
-            "of its module, such as a penalty on the weights in the loss, or a use of it elsewhere"
+            f"those that the {layer} layer{owner and f' {owner}'} delivered do not add up to its "
+            f"gradient (they miss it by {apart:.2g} of its norm), so a part of that does not come "
+            "through the output of the layer, such as a penalty on the weights in the loss, or a "
+            "use of the parameter elsewhere; add the penalty to the optimizer as weight_decay, or "
+            "call the layer"
         )
         message = f"Step {global_step}: the individual gradients of {parameter}: {reason}."
         self._note(global_step, "mismatch", parameter, reason, message)
@@ -113,14 +158,16 @@ class RunReports:
         message = f"Step {step} was not checked: {reason}."
         self._note(step, "not-checked", "micro_batch", reason, message)
 
-    def _note(self, step: int, kind: str, subject: str, reason: str, message: str | None) -> None:
+    def _note(self, step: int | None, kind: str, subject: str, reason: str, message: str | None) -> None:
         self._writer.note(step, kind, subject, reason)
         if message is None:
             return
         self._failures.append(message)
         if (subject, reason) not in self._warned:
             self._warned.add((subject, reason))
-            if not self._strict:
+            if isinstance(self._writer, ForwardingWriter):
+                self._writer.alert(step, kind, subject, reason)
+            if self._speaks and not self._strict:
                 warnings.warn(message, CockpitWarning, stacklevel=2)
 
     def raise_failures(self) -> None:

@@ -1,6 +1,6 @@
 """One backward pass for all needs: what is observed when, and what is carried from one step to the next."""
 
-from cockpit.engine.engine import Engine
+from cockpit.engine.engine import Engine, Losses
 from cockpit.engine.extending import Extended
 from cockpit.engine.needs import InForward, Moment, Next, Observation
 from cockpit.engine.plan import Plan
@@ -14,6 +14,7 @@ __all__ = [
     "Extended",
     "InForward",
     "LossScale",
+    "Losses",
     "Missing",
     "Moment",
     "Next",

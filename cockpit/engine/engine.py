@@ -2,32 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from backpack import backpack
 from torch import Tensor, nn
 
+from cockpit.engine.audit import Audit
+from cockpit.engine.checkpoint import by_need, packed, packed_by_need, packed_values, unpacked
+from cockpit.engine.distributed import Ranks, agree
 from cockpit.engine.forward import ForwardWatch
 from cockpit.engine.gathering import Gathered, Gathering
+from cockpit.engine.joining import (
+    EntryReport,
+    Joined,
+    PassReport,
+    Relay,
+    Report,
+    agreed,
+    joined_forward,
+    on_host,
+)
 from cockpit.engine.live import Live
 from cockpit.engine.needs import AlongUpdate, InForward, Moment, Next, OfUpdate
 from cockpit.engine.plan import Computation, Plan
 from cockpit.engine.reports import Reports, Result
 from cockpit.engine.scale import AccumulatedScale, LossScale
+from cockpit.engine.several import Scale, SeveralLosses
+from cockpit.engine.shares import Shares
 from cockpit.engine.step import Missing, NotChecked, PerParameter, Step
 from cockpit.engine.update import UpdateWatch
 from cockpit.errors import Unsupported
-from cockpit.gradients import IndividualGradients, Recorder, joint, plain_arithmetic
+from cockpit.gradients import Forward, IndividualGradients, Recorder, joint, plain_arithmetic
+from cockpit.gradients.distributed import layout
 from cockpit.transforms import Need
 
 SAVEFIELD = "grad_batch_transforms"
 
-Losses = tuple[Tensor | None, Tensor | None, int]
-"""The loss and the losses of the samples, in their graph, and how many samples there are (0: not known)."""
+OVERWRITTEN = "the input of its layer was modified in place after the backward pass"
+
+UNKNOWN_UPDATE = (
+    "the update that led here is not known: the parameters were changed after the optimizer's step "
+    "(by clipping or averaging them, or by another optimizer); leave out optimizer=, and the update "
+    "is what has changed when the next step begins"
+)
+
+
+class Losses(NamedTuple):
+    """The loss and the losses of the samples, in their graph.
+
+    Args:
+        loss: The loss, the sum where there are several.
+        individual: The losses of the samples, `[N]`, the sum where there are several.
+        size: How many samples there are; 0 where that is not known.
+        factor: What is on the loss already, as a factor.
+        parts: The losses one by one, where several are backpropagated.
+        individual_parts: The losses of the samples for each of these, where they were given so.
+    """
+
+    loss: Tensor | None
+    individual: Tensor | None
+    size: int
+    factor: Tensor | float = 1.0
+    parts: tuple[Tensor, ...] = ()
+    individual_parts: tuple[Tensor, ...] = ()
+
+    def scale(self, reduction: str | None) -> Scale:
+        """Return what watches the loss, or the losses, in the backward passes."""
+        if not self.parts:
+            return LossScale(self.loss, self.individual, reduction, self.factor)
+        individual = self.individual_parts or self.individual
+        return SeveralLosses(self.parts, individual, reduction, self.factor)
+
+    @property
+    def plain(self) -> Tensor | None:
+        """The loss without the factor on it, in its graph."""
+        if self.loss is None or (isinstance(self.factor, float) and self.factor == 1):
+            return self.loss
+        return self.loss / self.factor
 
 
 @dataclass
@@ -76,6 +131,9 @@ class Engine:
         reduction: What the user says of the loss; see `LossScale`.
         seed: Of the random numbers that are drawn.
         reports: Takes the results.
+        ranks: The processes that train the model together, if they are several.
+        audit: Whether to check the first step's individual gradients; see `Audit`.
+        batch_dim: Dimension of the activations in which the samples lie; None to see by oneself.
     """
 
     def __init__(
@@ -87,12 +145,25 @@ class Engine:
         reduction: str | None,
         seed: int,
         reports: Reports,
+        ranks: Ranks | None = None,
+        audit: bool = True,
+        batch_dim: int | None = None,
     ) -> None:
         self.parameters = dict(parameters)
         self._model, self._reduction, self._reports = model, reduction, reports
-        self.recorder = None if model is None else Recorder(model)
-        self._gathering = Gathering(self.parameters, self.recorder, memory_budget, seed, reports)
-        self.forward = ForwardWatch(self.recorder)
+        self.recorder = None if model is None else Recorder(model, batch_dim)
+        self._ranks, self._relay = ranks, Relay(reports)
+        heard = reports if ranks is None else self._relay
+        self._gathering = Gathering(
+            self.parameters,
+            self.recorder,
+            memory_budget,
+            seed,
+            heard,
+            Audit(self.parameters, model, audit),
+            batch_dim,
+        )
+        self.forward = ForwardWatch(self.recorder, in_parts=ranks is not None)
         self.updates = UpdateWatch(self.parameters, self._observe_update)
         self.start: PerParameter | None = None
         self._carried: dict[Need, Any] = {}
@@ -120,6 +191,8 @@ class Engine:
         if not self._open and not self.updates.pending:
             return {}
         self.updates.settle()
+        if self._update is not None and self.updates.moved_since():
+            self._update = None
         needs: dict[Need, str] = {}
         for entry in list(self._open):
             before = entry.step.global_step
@@ -156,16 +229,21 @@ class Engine:
         step.optimizers = self.updates.optimizers
         running = self._running = _Running(step, plan, kept, passes)
         try:
-            loss, individual, size = losses
+            loss = losses.plain
             if loss is not None:
-                step.live = self._live(step, loss, individual, size)
+                step.live = self._live(step, loss, losses, passes)
             if self.recorder is not None:
                 self.recorder.batch_size = None  # of an earlier step
             self._take_forward(running)
+            at_entry = plan.observations(Moment.ENTRY)
+            if plan.wants_gradients or any(need.outputs for need in at_entry):
+                self._gathering.audit(step.global_step, losses.loss, losses.individual)
             with backpack(retain_graph=True):  # its hooks would drop what the user's pass needs
                 self._observe(Moment.ENTRY)
             step.live = None
-            self._begin_pass(running, *losses)
+            if plan.along_update or plan.of_update:
+                self.updates.anticipate()
+            self._begin_pass(running, losses)
         except BaseException:
             self.abort()
             raise
@@ -176,24 +254,26 @@ class Engine:
         assert running is not None
         self._running, self._paused = running, None
         if self.recorder is not None:
-            self.recorder.take_outputs()
-        self._begin_pass(running, *losses)
+            self.recorder.take_forward()
+        self._begin_pass(running, losses)
 
-    def _begin_pass(
-        self, running: _Running, loss: Tensor | None, individual: Tensor | None, size: int
-    ) -> None:
-        scale = LossScale(loss, individual, self._reduction)
-        gathered = Gathered(running.step.global_step, scale, size)
+    def _begin_pass(self, running: _Running, losses: Losses) -> None:
+        scale = losses.scale(self._reduction)
+        gathered = Gathered(running.step.global_step, scale, losses.size)
         running.step.scale = scale
         running.done.append(gathered)
         deliver = None
         if running.plan.wants_gradients:
-            deliver = self._meet_all if running.passes == 1 else partial(_keep, gathered)
-        self._gathering.begin(gathered, running.plan.others, deliver)
+            at_once = running.passes == 1 and self._ranks is None
+            deliver = self._meet_all if at_once else partial(_keep, gathered)
+        loss = None if losses.parts else losses.loss
+        self._gathering.begin(gathered, running.plan.others, deliver, loss)
 
     def _take_forward(self, running: _Running) -> None:
         step, plan = running.step, running.plan
         values, refused = self.forward.take(plan.in_forward)
+        if self._ranks is not None:
+            values, refused = self._enter_together(self._ranks, running, values, refused)
         step.values |= values
         for need, reasons in refused.items():
             for module, reason in reasons.items():
@@ -203,22 +283,52 @@ class Engine:
                     missing = Missing(reason, usual=True)
                     self._results.append(Result(step.global_step, subject, missing))
 
-    def _live(self, step: Step, loss: Tensor, individual: Tensor | None, size: int) -> Live:
-        outputs = None if self.recorder is None else self.recorder.take_outputs()
+    def _enter_together(
+        self,
+        ranks: Ranks,
+        running: _Running,
+        values: dict[Need, Any],
+        refused: dict[Need, dict[str, str]],
+    ) -> tuple[dict[Need, Any], dict[Need, dict[str, str]]]:
+        """Meet the other processes, and join what all of them have seen in the forward pass."""
+        step, plan, needs = running.step, running.plan, running.plan.in_forward
+        extensions = [*plan.functions, *(type(other).__name__ for other in plan.others)]
+        report = EntryReport(
+            step.batch_size if step.live is None else step.live.batch_size,
+            f"{', '.join([*plan.due, *extensions])} in {running.passes} backward passes",
+            [on_host(values[need]) for need in needs],
+            [refused.get(need, {}) for need in needs],
+        )
+        reports: list[EntryReport] = ranks.begin(step.global_step, Moment.ENTRY, report)
+        ranks.require_same("The quantities that are due", [of_one.asked for of_one in reports])
+        if step.live is not None:
+            shares = Shares(ranks, [of_one.size for of_one in reports])
+            step.live = replace(step.live, shares=shares, postponed=ranks.postponed)
+        return joined_forward(needs, reports)
+
+    def _live(self, step: Step, loss: Tensor, losses: Losses, passes: int) -> Live:
+        individual, size = losses.individual, losses.size
+        forward = Forward() if self.recorder is None else self.recorder.take_forward()
         sizes = set() if self.recorder is None else self.recorder.batch_sizes()
         if not size and len(sizes) == 1:
             size = sizes.pop()
+        closure = step.info.get("closure")
+        if self._ranks is not None:
+            closure = self._ranks.by_itself(closure)
         return Live(
             loss,
             individual,
             self._model,
-            step.info.get("outputs", outputs),
+            forward.inputs,
+            step.info.get("outputs", forward.outputs),
             self.parameters,
             size,
             self._reduction,
             self._gathering.seed_of(step.global_step),
-            step.info.get("closure"),
-            partial(self._gathering.reduced, step.global_step, size),
+            closure,
+            forward.state,
+            passes,
+            partial(self._gathering.reduced, step.global_step, size, loss),
         )
 
     # -- during the backward pass -----------------------------------------------------------------
@@ -231,7 +341,7 @@ class Engine:
             self._meet(values, transform, name, partial(handle.apply, transform))
         for need in plan.along_previous:
             if self._update is None:
-                values[need] = Missing("the update that led here was not observed")
+                values[need] = Missing(UNKNOWN_UPDATE)
             else:
                 self._meet(values, need, name, partial(need.project, handle, self._update[name]))
         if plan.functions:
@@ -241,8 +351,11 @@ class Engine:
         if plan.along_update:
             self._waiting[name] = handle
 
-    @staticmethod
-    def _meet(values: dict[Need, Any], need: Need, name: str, function: Callable[[], Any]) -> None:
+    def _meet(
+        self, values: dict[Need, Any], need: Need, name: str, function: Callable[[], Any]
+    ) -> None:
+        if self._ranks is not None:
+            self._ranks.task()
         of_all = values.setdefault(need, PerParameter())
         if isinstance(of_all, Missing):
             return
@@ -257,6 +370,7 @@ class Engine:
         """Leave a step without its results: something went wrong in the user's code."""
         running, self._running, self._paused = self._running, None, None
         self._waiting.clear()
+        self.updates.forget()
         for gathered in running.done if running is not None else ():
             gathered.cleanup.close()
 
@@ -283,8 +397,13 @@ class Engine:
             self._running, self._paused = None, running
             return False
         step.batch_size = sum(gathered.batch_size for gathered in running.done)
-        if running.passes > 1:
+        if self._ranks is not None:
+            self._join_processes(self._ranks, running)
+        elif running.passes > 1:
             self._join(running)
+        elif isinstance(step.scale, SeveralLosses):
+            step.loss, step.individual_losses = step.scale.loss, step.scale.individual
+        self._distrust_entry(running)
         self._put_in_order(running)
         self._observe(Moment.EXIT)
         self._running = None
@@ -297,14 +416,35 @@ class Engine:
             for name, quantity in plan.due.items()
         ]
         if plan.along_update or plan.of_update:
-            self._waiting_step = step
-            self.updates.begin()
+            self._begin_update(step, plan)
         else:
             self._update = None
         self._compute()
-        self._drop_saved(plan, running.kept)
+        self._drop_saved(plan, running.kept if running.fault is None else ())
         self._flush()
         return True
+
+    def _begin_update(self, step: Step, plan: Plan) -> None:
+        """Wait for the update that follows, or say why it will not be known."""
+        self._waiting_step = step
+        unknown = self.updates.begin()
+        if unknown is not None:
+            self._waiting_step, self._update = None, None
+            self._waiting.clear()
+            step.values |= dict.fromkeys([*plan.along_update, *plan.of_update], Missing(unknown))
+
+    @staticmethod
+    def _distrust_entry(running: _Running) -> None:
+        """Take back what was seen of the live graph, if that was not the graph of the loss that came."""
+        seen = [need for need in running.plan.observations(Moment.ENTRY) if "loss" in need.info]
+        scale = running.done[0].scale
+        if seen and isinstance(scale, SeveralLosses) and scale.uneven():
+            reason = (
+                "the losses were backpropagated with different factors, which are not known when the "
+                "curvature is computed, on entry; put the factors into the losses that are given, as in "
+                "loss=(loss_a, 0.5 * loss_b)"
+            )
+            running.step.values |= dict.fromkeys(seen, Missing(reason))
 
     def _join(self, running: _Running) -> None:
         """Put the parts of a batch that came in several passes together."""
@@ -314,11 +454,48 @@ class Engine:
         losses = [part.scale.individual for part in parts if part.scale.individual is not None]
         step.individual_losses = torch.cat(losses) if len(losses) == len(parts) else None
         batch, factors = self._gathering.batch(step.global_step, step.batch_size), scale.factors()
-        for name, parameter in self.parameters.items():
-            handles = [part.handles[name] for part in parts if name in part.handles]
-            if len(handles) == len(parts):
-                with plain_arithmetic(parameter.device):
-                    self._meet_all(joint(batch, handles, factors))
+        for _, handles in self._kept(running, self._reports.untracked):
+            with plain_arithmetic(handles[0].device):
+                self._meet_all(joint(batch, handles, factors))
+
+    def _kept(
+        self, running: _Running, untracked: Callable[[int, str, str], None]
+    ) -> Iterator[tuple[str, list[IndividualGradients]]]:
+        """Yield the handles that the passes of a step have left, of the parameters that have one of each."""
+        for name in self.parameters:
+            handles = [part.handles[name] for part in running.done if name in part.handles]
+            if len(handles) < len(running.done) or name in running.refused:
+                continue
+            if all(handle.intact for handle in handles):
+                yield name, handles
+            else:
+                untracked(running.step.global_step, name, OVERWRITTEN)
+
+    def _join_processes(self, ranks: Ranks, running: _Running) -> None:
+        """Put the parts of a batch that is spread over processes together."""
+        step, plan, parts = running.step, running.plan, running.done
+        kept = self._kept(running, self._relay.untracked)
+        layouts = {name: layout(handles[0]) for name, handles in kept}
+        report = Report([*map(PassReport.of, parts)], layouts, running.fault, self._relay.take())
+        device = next(iter(self.parameters.values())).device
+        joined = Joined(ranks.begin(step.global_step, Moment.EXIT, report), ranks, device)
+        joined.replay(self._reports)
+        step.scale, step.batch_size = joined.scale, joined.size
+        step.loss, step.individual_losses = joined.loss, joined.individual
+        names = joined.tracked(list(self.parameters))
+        parts[0].fault = joined.fault
+        parts[0].refused |= self.parameters.keys() - set(names)
+        if not plan.wants_gradients or joined.fault is not None:
+            return
+        own, whole = (
+            self._gathering.batch(step.global_step, size)
+            for size in (joined.sizes[ranks.rank], joined.size)
+        )
+        for name in names:
+            with plain_arithmetic(self.parameters[name].device):
+                handles = [part.handles[name] for part in parts]
+                self._meet_all(joined.spread(handles, own, whole))
+        agree(ranks, step.values, [*plan.transforms, *plan.along_previous])
 
     def _put_in_order(self, running: _Running) -> None:
         """Give the values that were met parameter by parameter the order of the model."""
@@ -341,13 +518,20 @@ class Engine:
 
     def _observe(self, moment: Moment) -> None:
         assert self._running is not None
-        step = self._running.step
+        step, plan = self._running.step, self._running.plan
+        needs = plan.observations(moment)
         with torch.no_grad():
-            for need in self._running.plan.observations(moment):
-                step.values[need] = self._value(need, partial(need.observe, step))
+            for need in needs:
+                if need in plan.unmet:
+                    step.values[need] = Missing(plan.unmet[need])
+                else:
+                    step.values[need] = self._value(need, partial(need.observe, step))
+        if self._ranks is not None:
+            agree(self._ranks, step.values, needs)
 
-    @staticmethod
-    def _value(need: Need, observe: Callable[[], Any]) -> Any:
+    def _value(self, need: Need, observe: Callable[[], Any]) -> Any:
+        if self._ranks is not None:
+            self._ranks.section()
         try:
             return observe()
         except NotChecked as error:
@@ -374,25 +558,37 @@ class Engine:
         handles, self._waiting = self._waiting, {}
         if step is None:
             return
-        needs = {need for entry in self._open if entry.step is step for need in entry.needs}
+        needs = [
+            need
+            for need in dict.fromkeys(n for e in self._open if e.step is step for n in e.needs)
+            if need not in step.values and isinstance(need, AlongUpdate | OfUpdate)
+        ]
+        if self._ranks is not None:
+            self._ranks.begin(step.global_step, Moment.UPDATE, None)
         with torch.no_grad():
-            for need in needs - step.values.keys():
+            for need in needs:
                 if isinstance(need, AlongUpdate):
                     step.values[need] = self._project(need, handles, update)
-                elif isinstance(need, OfUpdate) and need.gradient and not at_optimizer_step:
+                elif need.gradient and not at_optimizer_step:
                     step.values[need] = Missing(
                         "the gradient has to be seen when the optimizer steps: give the optimizer "
                         "to the cockpit, Cockpit(..., optimizer=opt)"
                     )
-                elif isinstance(need, OfUpdate):
+                else:
                     step.values[need] = self._value(need, partial(need.observe, step, update))
+        if self._ranks is not None:
+            agree(self._ranks, step.values, needs)
         self._compute()
         self._update = update if self._open else None
+        if self._open and at_optimizer_step:
+            self.updates.remember_end()
         self._flush()
 
     def _project(
         self, need: AlongUpdate, handles: Mapping[str, IndividualGradients], update: PerParameter
     ) -> Any:
+        if self._ranks is not None:
+            self._ranks.section()
         if not handles:
             return Missing("no parameter has individual gradients in this step")
         values: dict[Need, Any] = {}
@@ -412,6 +608,7 @@ class Engine:
 
     def _compute(self) -> None:
         """Compute every open quantity whose needs are met."""
+        first = len(self._results)
         with torch.no_grad():
             for entry in list(self._open):
                 if not entry.step.has(entry.needs):
@@ -427,6 +624,8 @@ class Engine:
                 else:
                     self._open.remove(entry)
                     self._results.append(Result(entry.step.global_step, entry.name, value))
+        if self._ranks is not None:
+            self._results[first:] = agreed(self._ranks, self._results[first:])
 
     def _fail(self, entry: _Open, reason: str, *, usual: bool = False) -> None:
         self._open.remove(entry)
@@ -438,10 +637,67 @@ class Engine:
         if results:
             self._reports.results(results)
 
+    # -- checkpoints ------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is carried into the next step, as plain data; the update has been made."""
+        self.updates.settle()
+        waiting = [
+            {
+                "name": entry.name,
+                "global_step": entry.step.global_step,
+                "batch_size": entry.step.batch_size,
+                "memory": packed(entry.memory),
+                "values": packed_values(entry.needs, entry.step.values),
+            }
+            for entry in self._open
+        ]
+        return {
+            "start": packed(self.start),
+            "update": packed(self._update),
+            "carried": packed_by_need(self._carried),
+            "memories": {name: packed(memory) for name, memory in self._memories.items()},
+            "waiting": waiting,
+            "refused": sorted(self._refused),
+        }
+
+    def load_state_dict(
+        self, state: Mapping[str, Any], quantities: Mapping[str, Computation]
+    ) -> None:
+        """Take up what another engine carried, for those of its quantities that are among these."""
+
+        def put(tensor: Tensor) -> Tensor:
+            return tensor.to(next(iter(self.parameters.values())).device)
+
+        self.start = unpacked(state["start"], put)
+        self._update = unpacked(state["update"], put)
+        self._refused = set(state["refused"])
+        self._memories = {
+            name: unpacked(memory, put)
+            for name, memory in state["memories"].items()
+            if name in quantities
+        }
+        self._open = []
+        for entry in state["waiting"]:
+            name, global_step = entry["name"], entry["global_step"]
+            if name not in quantities:
+                continue
+            memory = unpacked(entry["memory"], put)
+            needs = quantities[name].needs_at(global_step, memory)
+            values = {needs[place]: unpacked(data, put) for place, data in entry["values"]}
+            step = Step(global_step, self.parameters, values=values)
+            step.batch_size = entry["batch_size"]
+            self._open.append(_Open(name, quantities[name], needs, memory, step))
+        asked = [n for name, q in quantities.items() for n in self.needs_of(name, q, 0)]
+        self._carried = by_need(state["carried"], asked, put)
+
+    # -- the end ----------------------------------------------------------------------------------
+
     def close(self) -> None:
         """Settle what can be settled, report the rest as not checked, and take all hooks off."""
+        if self._ranks is None:  # otherwise the other processes may have ended already
+            self.updates.settle()
         self.abort()
-        self.updates.settle()
         for entry in list(self._open):
             self._fail(entry, "the run ended before the next step", usual=True)
         self._flush()

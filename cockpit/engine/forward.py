@@ -24,10 +24,11 @@ class ForwardWatch:
 
     Args:
         recorder: The one whose hooks are on the model; None where the model is not known.
+        in_parts: Whether what is seen is a part of the batch, to be joined with others.
     """
 
-    def __init__(self, recorder: Recorder | None) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder | None, in_parts: bool = False) -> None:
+        self._recorder, self._in_parts = recorder, in_parts
         self._needs: tuple[InForward, ...] = ()
         self._expected = ""
         self._begin()
@@ -100,7 +101,8 @@ class ForwardWatch:
                 if isinstance(values, Missing):
                     continue
                 try:
-                    value = need.see(name, call, output)
+                    see = need.part if self._in_parts else need.see
+                    value = see(name, call, output)
                 except NotChecked as error:
                     self._refused.setdefault(need, {})[name] = str(error)
                 except Exception as error:

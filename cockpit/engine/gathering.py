@@ -8,15 +8,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
 from backpack import backpack
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 
+from cockpit.engine.audit import Audit, Judge
 from cockpit.engine.live import Pass
+from cockpit.engine.passes import Arrivals, Passes
 from cockpit.engine.reports import Reports
-from cockpit.engine.scale import LossScale
+from cockpit.engine.several import Scale, SeveralLosses
 from cockpit.engine.step import NotChecked, PerParameter
+from cockpit.engine.sums import Sums
 from cockpit.gradients import (
     Batch,
     Call,
@@ -25,13 +27,22 @@ from cockpit.gradients import (
     IndividualGradients,
     Recorder,
 )
+from cockpit.gradients.graph import Graph
+from cockpit.gradients.nodes import Direct, Use, direct_uses, watch
+
+UNSEEN = (
+    "no layer of the model was seen at work: what was called is another object than the model that the "
+    "cockpit was given, or was compiled with torch.compile and called before the cockpit was made; "
+    "make the cockpit before the first call, or call torch._dynamo.reset() once it is made"
+)
 
 Deliver = Callable[[IndividualGradients], None]
+Sink = Callable[[Call, "tuple[Tensor | None, ...]"], None]
 
 
 @dataclass
 class Gathered:
-    """What one backward pass brings.
+    """What one backward pass brings, or several over one graph.
 
     Args:
         global_step: Number of the step that it belongs to.
@@ -43,15 +54,23 @@ class Gathered:
     """
 
     global_step: int
-    scale: LossScale
+    scale: Scale
     batch_size: int
     handles: dict[str, IndividualGradients] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
     fault: str | None = None
     cleanup: ExitStack = field(default_factory=ExitStack)
     collector: Collector | None = None
+    passes: Passes = field(default_factory=Passes)
+    arrivals: Arrivals | None = None  # where there are several passes
     arriving: dict[str, Tensor] = field(default_factory=dict)
+    sums: Sums = field(default_factory=Sums)
     early: bool = False  # whether gradients reached a layer before they reached the loss
+
+    @property
+    def mixed(self) -> bool:
+        """Whether there was more than one backward pass where one was expected."""
+        return self.passes.count > 1 and self.arrivals is None
 
 
 class Gathering:
@@ -64,6 +83,8 @@ class Gathering:
         memory_budget: Bytes that dense pieces of individual gradients may take.
         seed: Of the random numbers that are drawn.
         reports: Hears of what cannot be had.
+        audit: Judges the individual gradients.
+        batch_dim: Dimension of the activations in which the samples lie; None to see by oneself.
     """
 
     def __init__(
@@ -73,8 +94,10 @@ class Gathering:
         memory_budget: int,
         seed: int,
         reports: Reports,
+        audit: Audit,
+        batch_dim: int | None = None,
     ) -> None:
-        self._parameters = parameters
+        self._parameters, self._audit, self._batch_dim = parameters, audit, batch_dim
         self._names: dict[Tensor, str] = {p: name for name, p in parameters.items()}
         self._sizes = tuple(p.numel() for p in parameters.values())
         self._recorder = recorder
@@ -89,13 +112,54 @@ class Gathering:
     def batch(self, global_step: int, size: int, scale: Tensor | float = 1.0) -> Batch:
         """Return what the handles of a pass have in common."""
         seed = self.seed_of(global_step)
-        return Batch(size, scale, self._memory_budget, seed, self._sizes)
+        dim = self._batch_dim
+        if dim is None:
+            dim = 0 if self._recorder is None else self._recorder.batch_dim(size)
+        stated = self._batch_dim is not None
+        return Batch(size, scale, self._memory_budget, seed, self._sizes, dim, stated)
+
+    def audit(self, global_step: int, loss: Tensor | None, individual: Tensor | None) -> None:
+        """Check the individual gradients of one sample, if this is the step for it.
+
+        Args:
+            global_step: Number of the step.
+            loss: The loss, in its graph.
+            individual: The losses of the samples, `[N]`, to which nobody listens yet.
+        """
+        graph = self._graph(loss)
+        if graph is None or individual is None or not self._audit.due(graph, individual):
+            return
+        size = len(individual)
+        direct = self._direct(global_step, size, graph)
+
+        def listen(judge: Judge, cleanup: ExitStack) -> Collector:
+            batch = partial(self._batch_of_call, global_step, size)
+            collector = Collector(batch, judge, trusts=lambda parameter: True, direct=direct)
+            self._listen(collector, direct, cleanup)
+            return collector
+
+        self._audit.run(individual, graph.rounding(), listen)
+
+    def _graph(self, loss: Tensor | None) -> Graph | None:
+        """Read the graph of a loss, where there are hooks on the model."""
+        if loss is None or loss.grad_fn is None or self._recorder is None:
+            return None
+        return Graph(loss.grad_fn)
+
+    def _listen(self, collector: Collector, direct: Direct, cleanup: ExitStack) -> None:
+        """Let a collector hear of a pass of ours."""
+        assert self._recorder is not None
+        self._recorder.listen(collector.add)
+        cleanup.callback(self._recorder.stop)
+        for use in direct.all():
+            cleanup.callback(watch(use, collector.add_use))
 
     def begin(
         self,
         gathered: Gathered,
         extensions: Sequence[BackpropExtension],
         deliver: Deliver | None,
+        loss: Tensor | None = None,
     ) -> None:
         """Listen to the backward pass that comes.
 
@@ -104,38 +168,70 @@ class Gathering:
             extensions: Other extensions of BackPACK to run along.
             deliver: Called with each parameter's individual gradients as soon as they are complete;
                 None where these are not needed.
+            loss: The loss, in its graph, where there is one.
         """
         cleanup = gathered.cleanup
         cleanup.callback(gathered.scale.close)
         if deliver is not None:
+            self.infer_batch_size(gathered)
+            graph = self._graph(loss)
+            direct = self._direct(gathered.global_step, gathered.batch_size, graph)
+            if self._unchecked and graph is not None:
+                gathered.sums.rounding = graph.rounding()
             collector = Collector(
-                partial(self._batch_of, gathered), partial(self._complete, gathered, deliver)
+                partial(self._batch_of, gathered),
+                partial(self._complete, gathered, deliver),
+                trusts=lambda parameter: True,
+                direct=direct,
             )
             gathered.collector = collector
+            gathered.scale.listen(gathered.passes.note_loss)
+            take = collector.add
+            if isinstance(gathered.scale, SeveralLosses):
+                gathered.arrivals = Arrivals()
+                take = gathered.arrivals.add
+            sink = partial(_arrived, gathered.passes, take)
             # Accumulating its gradient is the last thing that happens to a parameter in a backward
             # pass (except that BackPACK's hooks may come later).
             accumulated = collector.complete
             if self._recorder is None:
-                extensions = [HandleFeed(collector.add), *extensions]
+                extensions = [HandleFeed(sink), *extensions]
                 accumulated = collector.note_accumulated
             else:
-                self._recorder.listen(collector.add)
+                self._recorder.listen(sink)
                 cleanup.callback(self._recorder.stop)
+            for use in direct.all():
+                cleanup.callback(watch(use, partial(_used, gathered.passes, collector)))
+            if gathered.arrivals is not None:
+                accumulated = collector.note_accumulated  # further parts come with the next pass
             for name, parameter in self._parameters.items():
                 if not parameter.requires_grad:
                     continue
                 cleanup.callback(parameter.register_post_accumulate_grad_hook(accumulated).remove)
                 if name in self._unchecked:
-                    see = partial(gathered.arriving.__setitem__, name)
+                    see = partial(_add, gathered.arriving, name)
                     cleanup.callback(parameter.register_hook(see).remove)
         if extensions:
             cleanup.enter_context(backpack(*extensions))
 
-    def _batch_of(self, gathered: Gathered, call: Call) -> Batch:
+    def _direct(self, global_step: int, size: int, graph: Graph | None) -> Direct:
+        """Find the parameters that the model uses outside of layers."""
+        if graph is None or self._recorder is None or size < 2:
+            return Direct()
+        batch = self.batch(global_step, size)
+        return direct_uses(graph, self._parameters.values(), self._recorder.calls(), batch)
+
+    def _batch_of(self, gathered: Gathered, call: Call | None) -> Batch:
         self.infer_batch_size(gathered)
-        gathered.batch_size = gathered.batch_size or len(call.input)
+        if not gathered.batch_size and call is not None:
+            gathered.batch_size = call.input.shape[self._batch_dim or 0]
         gathered.early = not gathered.scale.seen
         return self._scaled_batch(gathered)
+
+    def _batch_of_call(self, global_step: int, size: int, call: Call | None) -> Batch:
+        if not size and call is not None:
+            size = call.input.shape[self._batch_dim or 0]
+        return self.batch(global_step, size)
 
     def _scaled_batch(self, gathered: Gathered) -> Batch:
         scale = gathered.scale.of_samples(gathered.batch_size)
@@ -162,11 +258,16 @@ class Gathering:
         if name is None:
             return
         handle.name = name
-        if name in gathered.arriving:
+        if name in gathered.arriving and not gathered.mixed:
             self._unchecked.discard(name)
-            if not _adds_up(handle, gathered.arriving.pop(name)):
-                self._reports.mismatch(gathered.global_step, name)
-        deliver(handle)
+            gathered.sums.compare(name, handle, gathered.arriving.pop(name))
+        collector = gathered.collector
+        assert collector is not None
+        objection = self._audit.objection(name, collector.guessed.get(parameter))
+        if objection is not None:
+            collector.refuse(parameter, objection)
+        else:
+            deliver(handle)
 
     def finish(self, gathered: Gathered) -> None:
         """Take what no layer has reported, and note what cannot be had."""
@@ -175,11 +276,18 @@ class Gathering:
         collector = gathered.collector
         if collector is None:
             return
-        known = collector.batch or (self._scaled_batch(gathered) if gathered.batch_size else None)
-        collector.finish([p for p in self._parameters.values() if p.requires_grad], known)
+        if gathered.arrivals is not None:
+            gathered.arrivals.hand_over(collector.add)
+        gathered.fault = self._fault(gathered, collector)
+        if gathered.fault is None:
+            known = collector.batch
+            if known is None and gathered.batch_size:
+                known = self._scaled_batch(gathered)
+            collector.finish([p for p in self._parameters.values() if p.requires_grad], known)
+        for name, layer, apart in gathered.sums.apart():
+            self._reports.mismatch(gathered.global_step, name, layer, apart)
         gathered.arriving.clear()
         gathered.collector = None  # it refers back, and a circle would outlive the step
-        gathered.fault = self._fault(gathered, collector)
         if gathered.fault is not None:
             return
         if not self._reduction_checked:
@@ -208,10 +316,20 @@ class Gathering:
                 "the model has to be extended with backpack.extend(model) before the forward pass, "
                 "or better, given as Cockpit(model, ...)"
             )
-        if collector.batch is not None and not scale.seen:
+        if collector.batch is None and gathered.passes.count == 0 and scale.expected:
+            return "no backward pass came through the loss in the with block"
+        if collector.batch is None:
+            return UNSEEN if collector.accumulated else None
+        if collector.batch.size == 0:
+            return "the batch has no samples"
+        fault = scale.fault()
+        if fault is not None:
+            return fault
+        if gathered.mixed or (gathered.passes.unexplained and scale.expected):
             return (
-                "the tensor given as 'loss' took no part in the backward pass; give the one on "
-                "which backward() is called"
+                "gradients came in a backward pass of another loss than the one given as 'loss'; give "
+                "all that are backpropagated in the with block, loss=(loss_a, loss_b), and run what "
+                "does not belong to the step before it"
             )
         if gathered.early and scale.factor is not None and float(scale.factor) != 1.0:
             return (
@@ -224,10 +342,21 @@ class Gathering:
         self,
         global_step: int,
         batch_size: int,
+        loss: Tensor,
         run: Pass,
         reduction: Callable[[IndividualGradients], Any],
+        report: bool = True,
     ) -> PerParameter:
-        """Run a backward pass of ours, and reduce the individual gradients that it brings, as they are."""
+        """Run a backward pass of ours, and reduce the individual gradients that it brings, as they are.
+
+        Args:
+            global_step: Number of the step.
+            batch_size: Number of samples; 0 where it is not known.
+            loss: The loss, through a part of whose graph the pass goes.
+            run: Runs the pass.
+            reduction: What to keep of the handle of each parameter.
+            report: Whether to report the parameters that have no individual gradients.
+        """
         values = PerParameter()
 
         def keep(parameter: nn.Parameter, handle: IndividualGradients) -> None:
@@ -235,18 +364,20 @@ class Gathering:
                 values[self._names[parameter]] = reduction(handle)
                 handle.release()
 
+        direct = self._direct(global_step, batch_size, self._graph(loss))
         collector = Collector(
-            lambda call: self.batch(global_step, batch_size or len(call.input)), keep
+            partial(self._batch_of_call, global_step, batch_size),
+            keep,
+            direct=direct,
+            trusts=lambda parameter: self._audit.trusts(self._names.get(parameter, "")),
         )
         if self._recorder is None:
             with backpack(HandleFeed(collector.add), retain_graph=True):
                 arrived = run()
         else:
-            self._recorder.listen(collector.add)
-            try:
+            with ExitStack() as cleanup:
+                self._listen(collector, direct, cleanup)
                 arrived = run()
-            finally:
-                self._recorder.stop()
         for parameter, gradient in zip(self._parameters.values(), arrived, strict=True):
             if gradient is not None:
                 collector.complete(parameter)
@@ -256,18 +387,21 @@ class Gathering:
                 "it with backpack.extend(model) before the forward pass"
             )
         collector.finish(self._parameters.values())
-        self._report_refused(global_step, collector)
+        if report:
+            self._report_refused(global_step, collector)
         return PerParameter((name, values[name]) for name in self._parameters if name in values)
 
 
-def _adds_up(handle: IndividualGradients, arrived: Tensor) -> bool:
-    """Compare the mean of the individual gradients with the gradient that arrived; waits for the device."""
-    if arrived.is_sparse or handle.batch.size == 0:
-        return True
-    gradient = arrived.to(handle.dtype) * (handle.batch.scale / handle.batch.size)
-    difference = torch.linalg.vector_norm(handle.mean() - gradient)
-    digits = torch.finfo(arrived.dtype).eps
-    allowed = 10 * digits**0.5 * torch.linalg.vector_norm(gradient)
-    # Where the samples' gradients cancel, rounding is relative to these and not to their sum.
-    allowed = allowed + 1e3 * digits * handle.square_norms().mean().sqrt()
-    return not bool(difference > allowed)
+def _used(passes: Passes, collector: Collector, use: Use, grad: Tensor) -> None:
+    passes.note()
+    collector.add_use(use, grad)
+
+
+def _arrived(passes: Passes, take: Sink, call: Call, grads: tuple[Tensor | None, ...]) -> None:
+    passes.note()
+    take(call, grads)
+
+
+def _add(arriving: dict[str, Tensor], name: str, grad: Tensor) -> None:
+    """Add up what arrives at a parameter."""
+    arriving[name] = grad if name not in arriving else arriving[name] + grad

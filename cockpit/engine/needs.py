@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -55,6 +56,21 @@ class InForward(Need):
         """
         raise NotImplementedError
 
+    def part(self, name: str, call: Call, output: Any) -> Any | None:
+        """Return what `joined` has to know of one call, where the batch is spread over processes.
+
+        Numbers, tensors, and tuples, lists and dicts of these. Arguments and errors are those of `see`.
+        """
+        return self.see(name, call, output)
+
+    def joined(self, parts: Sequence[Any]) -> Any:
+        """Return what `see` would have returned for the batch of all processes.
+
+        Args:
+            parts: What `part` returned, in the order of the processes, on the host.
+        """
+        raise NotImplementedError
+
 
 class Observation(Need):
     """A need that is met once in a step, at one moment."""
@@ -68,6 +84,8 @@ class Observation(Need):
     """Whether it needs what the model returned, `Live.outputs`."""
     backpack: ClassVar[bool] = False
     """Whether it needs BackPACK's hooks on the model and the loss function."""
+    reevaluates: ClassVar[bool] = False
+    """Whether it may run the model again, which then draws the same random numbers."""
 
     def observe(self, step: Step) -> Any:
         """Return the value; `step` is as it stands at the moment.
@@ -200,7 +218,10 @@ class DistanceFromStart(Observation):
 
 @dataclass(frozen=True)
 class GradientNorms(Observation):
-    """‖∇_p L‖ of what the optimizer will get, ``parameter.grad``, per parameter `[]`; 0 where there is none."""
+    """‖∇_p L‖ of what the optimizer will get, ``parameter.grad``, per parameter `[]`; 0 where there is none.
+
+    With ``info["grad_scaler"]``, of the gradient without that scaler's factor.
+    """
 
     moment = Moment.EXIT
 
@@ -216,6 +237,9 @@ class GradientNorms(Observation):
             if grads
             else {}
         )
+        scaler = step.info.get("grad_scaler")
+        if scaler is not None:
+            norms = {name: norm / scaler.scale(torch.ones_like(norm)) for name, norm in norms.items()}
         return PerParameter(
             (name, norms[name] if name in norms else parameter.new_zeros(()).detach())
             for name, parameter in step.parameters.items()

@@ -44,6 +44,9 @@ class Plan:
         needs_of: What each of them needs at this step.
         continued: Needs of quantities that began at the step before, with the names of these.
         extensions: BackPACK extensions to run along.
+
+    Attributes:
+        unmet: Why needs cannot be met, for want of something that the user has not handed over.
     """
 
     due: Mapping[str, Computation]
@@ -53,6 +56,7 @@ class Plan:
     needs: dict[Need, str] = field(init=False)
     functions: dict[str, Callable[[Any], Any]] = field(init=False)
     others: list[BackpropExtension] = field(init=False)
+    unmet: dict[Need, str] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         """Unite the needs and the extensions."""
@@ -96,20 +100,30 @@ class Plan:
         """Whether individual gradients are needed."""
         return bool(self.transforms or self.along_previous or self.along_update or self.functions)
 
-    def require(self, info: Mapping[str, Any]) -> None:
+    def require(self, info: Mapping[str, Any], *, strict: bool = False) -> None:
         """Check that the user handed over what the quantities cannot do without.
 
+        What only some quantities want is noted in `unmet`, and the others go on without it.
+
+        Args:
+            info: What was handed over, by key.
+            strict: Whether to raise for all that is missing.
+
         Raises:
-            InvalidArgument: if a key is missing.
+            InvalidArgument: if the loss is missing.
         """
+        given = sorted(key for key, value in info.items() if value is not None)
         for need, name in self.needs.items():
             for key in need.info if isinstance(need, Observation | InForward) else ("loss",):
-                if info.get(key) is None:
-                    raise InvalidArgument(
-                        f"{name} needs {key!r}, which is missing: pass it as "
-                        f"watch(step, {key}=...) or in info={{{key!r}: ...}}. {HINTS.get(key, '')}"
-                        f"Given were {sorted(k for k, v in info.items() if v is not None)}."
-                    )
+                if key in given:
+                    continue
+                reason = (
+                    f"needs {key!r}, which is missing: pass it as watch(step, {key}=...) or in "
+                    f"info={{{key!r}: ...}}. {HINTS.get(key, '')}Given were {given}"
+                )
+                if strict or key == "loss":
+                    raise InvalidArgument(f"{name} {reason}.")
+                self.unmet.setdefault(need, f"it {reason}")
 
 
 HINTS = {
@@ -117,6 +131,7 @@ HINTS = {
     "function with "
     'reduction="none". ',
     "loss": "It is the loss on which backward() is called, a tensor with one element. ",
+    "closure": "It is a function without arguments that computes the same loss anew. ",
 }
 
 

@@ -24,8 +24,15 @@ class Reports(Protocol):
     def untracked(self, global_step: int, parameter: str, reason: str) -> None:
         """Hear of a parameter whose individual gradients cannot be had."""
 
-    def mismatch(self, global_step: int, parameter: str) -> None:
-        """Hear of a parameter whose individual gradients do not add up to its gradient."""
+    def mismatch(self, global_step: int, parameter: str, layer: str, apart: float) -> None:
+        """Hear of a parameter whose individual gradients do not add up to its gradient.
+
+        Args:
+            global_step: The step.
+            parameter: Its name.
+            layer: Kind of the layer that delivered them.
+            apart: Norm of the difference, relative to that of the gradient.
+        """
 
     def doubt(self, global_step: int, times: float) -> None:
         """Hear of a loss that is so many times the mean of the samples' losses: no mean and no sum."""

@@ -8,11 +8,15 @@ sample's weight.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
+
+if TYPE_CHECKING:
+    from cockpit.engine.several import Scale
 
 
 class LossScale:
@@ -27,17 +31,26 @@ class LossScale:
             beside it.
         reduction: ``"mean"`` or ``"sum"`` where the user says which one `loss` is; None to see by
             oneself.
+        on_loss: A factor that is on `loss` already, a number or a tensor with one element; only
+            what comes after `loss` can be seen.
     """
 
     def __init__(
-        self, loss: Tensor | None, individual_losses: Tensor | None, reduction: str | None = None
+        self,
+        loss: Tensor | None,
+        individual_losses: Tensor | None,
+        reduction: str | None = None,
+        on_loss: Tensor | float = 1.0,
     ) -> None:
-        self._loss = None if loss is None else loss.detach().reshape(())
+        self._loss = None if loss is None else loss.detach().reshape(()) / on_loss
+        self._on_loss = on_loss
         self._individual = None if individual_losses is None else individual_losses.detach()
-        self._said = reduction
+        self.said = reduction
         self.factor: Tensor | None = None
         self.weights: Tensor | None = None
         self.expected = loss is not None and loss.requires_grad
+        self.arrivals = 0
+        self.on_arrival: Callable[[], None] | None = None
         self._hooks: list[RemovableHandle] = []
         if loss is not None and loss.requires_grad:
             self._hooks.append(loss.register_hook(self._see_factor))
@@ -45,7 +58,10 @@ class LossScale:
             self._hooks.append(individual_losses.register_hook(self._see_weights))
 
     def _see_factor(self, grad: Tensor) -> None:
-        factor = grad.detach().sum()  # of one element
+        self.arrivals += 1
+        if self.on_arrival is not None:
+            self.on_arrival()
+        factor = grad.detach().sum() * self._on_loss  # the sum of one element
         self.factor = factor if self.factor is None else self.factor + factor
 
     def _see_weights(self, grad: Tensor) -> None:
@@ -53,20 +69,39 @@ class LossScale:
 
     def close(self) -> None:
         """Take the hooks off."""
+        self.on_arrival = None
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
 
     @property
     def loss(self) -> Tensor:
-        """The loss, without its graph, `[]`."""
+        """The loss, without its graph and the factor on it, `[]`."""
         assert self._loss is not None
         return self._loss
+
+    @property
+    def given(self) -> bool:
+        """Whether there is a loss."""
+        return self._loss is not None
 
     @property
     def individual(self) -> Tensor | None:
         """The losses of the samples, without their graph, `[N]`."""
         return self._individual
+
+    def listen(self, on_arrival: Callable[[], None]) -> None:
+        """Call a function whenever a gradient arrives at the loss."""
+        self.on_arrival = on_arrival
+
+    def fault(self) -> str | None:
+        """Return what is wrong with the way the loss was backpropagated, if anything is."""
+        if self.seen:
+            return None
+        return (
+            "the tensor given as 'loss' took no part in the backward pass; give the one on which "
+            "backward() is called"
+        )
 
     @property
     def seen(self) -> bool:
@@ -75,16 +110,14 @@ class LossScale:
 
     def reduction(self, batch_size: int) -> Tensor | float:
         """Return r: 1 for a mean, N for a sum."""
-        if self._said is not None:
-            return 1.0 if self._said == "mean" else float(batch_size)
+        if self.said is not None:
+            return 1.0 if self.said == "mean" else float(batch_size)
         if self.weights is not None and self.factor is not None:
             # A mean's weights sum to about 1, whatever the weighting, and a sum's to about N.
             total = self.weights.sum() / self.factor
-            return torch.where(total > math.sqrt(batch_size), float(batch_size), 1.0)
+            return torch.where(total > math.sqrt(batch_size), float(batch_size), 1.0).to(total)
         if self._individual is not None and self._loss is not None:
-            to_sum = (self._loss - self._individual.sum()).abs()
-            to_mean = (self._loss - self._individual.mean()).abs()
-            return torch.where(to_sum < to_mean, float(batch_size), 1.0)
+            return closer_reduction(self._loss, self._individual, batch_size)
         return 1.0
 
     def doubt(self, batch_size: int) -> float | None:
@@ -93,7 +126,7 @@ class LossScale:
         None where it is close enough to 1 (a mean) or to N (a sum), or not known at all. This waits
         for the device.
         """
-        if self._said is not None or batch_size < 2 or self._individual is None:
+        if self.said is not None or batch_size < 2 or self._individual is None:
             return None
         if self.weights is not None and self.factor is not None:
             times = float(self.weights.sum() / self.factor)
@@ -128,14 +161,17 @@ class AccumulatedScale:
         parts: What was seen of each part, and its number of samples.
     """
 
-    def __init__(self, parts: Sequence[tuple[LossScale, int]]) -> None:
+    def __init__(self, parts: Sequence[tuple[Scale, int]]) -> None:
         self._parts = list(parts)
         self._given = [1.0 if scale.factor is None else scale.factor for scale, _ in parts]
         self._sum = sum(self._given)
         self.batch_size = sum(size for _, size in parts)
 
     def _choose(self, of_mean: Tensor | float, of_sum: Tensor | float) -> Tensor | float:
-        scale, size = self._parts[0]
+        # A single sample does not tell a mean from a sum.
+        scale, size = max(self._parts, key=lambda part: part[1])
+        if scale.said is not None:
+            return of_mean if scale.said == "mean" else of_sum
         r = scale.reduction(size)
         if isinstance(r, Tensor):
             return torch.where(r == 1, of_mean, of_sum)
@@ -167,3 +203,9 @@ class AccumulatedScale:
             for (scale, size), factor in zip(self._parts, self.factors(), strict=True)
         ]
         return torch.cat(weights)
+
+
+def closer_reduction(loss: Tensor, individual: Tensor, batch_size: int) -> Tensor:
+    """Return N where a loss is closer to the sum of the samples' losses than to their mean, and 1 otherwise."""
+    to_sum, to_mean = (loss - individual.sum()).abs(), (loss - individual.mean()).abs()
+    return torch.where(to_sum < to_mean, float(batch_size), 1.0).to(to_mean)

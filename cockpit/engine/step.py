@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cockpit.engine.live import Live
-from cockpit.engine.scale import AccumulatedScale, LossScale
+from cockpit.engine.live import Basis, Live
+from cockpit.engine.scale import AccumulatedScale
+from cockpit.engine.several import Scale
 from cockpit.errors import CockpitError
 from cockpit.transforms import Need
 
@@ -76,6 +77,7 @@ class Step:
         start: The parameters at the first step that was entered, where somebody asks for them.
         scale: How the loss went into the backward pass; None before it.
         values: What the needs of the quantities were met with.
+        bases: What curvature was computed from, by need.
         live: The loss and what it came from with their graphs, before the backward pass only.
         memory: What the quantity that is being computed remembered when the step began.
         carried: What needs have kept for themselves from earlier steps, by need.
@@ -89,8 +91,9 @@ class Step:
     batch_size: int = 0
     info: Mapping[str, Any] = field(default_factory=dict)
     start: Mapping[str, Tensor] = field(default_factory=dict)
-    scale: LossScale | AccumulatedScale | None = None
+    scale: Scale | AccumulatedScale | None = None
     values: dict[Need, Any] = field(default_factory=dict)
+    bases: dict[Need, Basis] = field(default_factory=dict)
     live: Live | None = None
     memory: Any = None
     carried: dict[Need, Any] = field(default_factory=dict)

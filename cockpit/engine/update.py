@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -18,9 +18,9 @@ class UpdateWatch:
     """Compares the parameters before and after an update.
 
     The update is observed, never predicted: momentum, weight decay, clipping and the like need no
-        rule of their own. It
-    is over when each known optimizer that holds one of the parameters has stepped, and at the
-    latest when the next step begins.
+    rule of their own. It is over when each known optimizer that holds one of the parameters has
+    stepped, and at the latest when the next step begins. A known optimizer may step during the
+    backward pass already, as those do that are called from hooks on the gradients.
 
     Args:
         parameters: The parameters by name.
@@ -34,40 +34,89 @@ class UpdateWatch:
         on_update: Callable[[PerParameter, bool], None],
     ) -> None:
         self._parameters = parameters
+        self._names: dict[Tensor, str] = {p: name for name, p in parameters.items()}
         self._on_update = on_update
         self._before: PerParameter | None = None
-        self._hooks: dict[int, tuple[weakref.ref[Optimizer], RemovableHandle]] = {}
+        self._hooks: dict[int, tuple[weakref.ref[Optimizer], list[RemovableHandle]]] = {}
         self._outstanding: set[int] = set()
+        self._stepping: set[int] = set()
+        self._early: dict[str, Tensor] | None = None  # as they were, of those updated in the pass
+        self._stepped: set[int] = set()  # the optimizers that updated them
+        self._versions: list[int] = []
+        self._end: Tensor | None = None
 
     def add(self, optimizers: Iterable[Any]) -> None:
         """Get to know optimizers; those already known and those without hooks are passed over."""
         for optimizer in optimizers:
             register = getattr(optimizer, "register_step_post_hook", None)
-            if register is not None and id(optimizer) not in self._hooks:
-                reference = weakref.ref(optimizer)
-                self._hooks[id(optimizer)] = (reference, register(self._hook(weakref.ref(self))))
+            known, _ = self._hooks.get(id(optimizer), (None, None))  # or another's that is gone
+            if register is not None and (known is None or known() is not optimizer):
+                this = weakref.ref(self)
+                hooks = [
+                    optimizer.register_step_pre_hook(_calling(this, UpdateWatch._step_begins)),
+                    register(_calling(this, UpdateWatch._step_ends)),
+                ]
+                self._hooks[id(optimizer)] = weakref.ref(optimizer), hooks
 
-    @staticmethod
-    def _hook(this: weakref.ref[UpdateWatch]) -> Callable[..., None]:
-        def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            watch = this()
-            if watch is not None and watch._before is not None:
-                watch._outstanding.discard(id(optimizer))
-                if not watch._outstanding:
-                    watch.settle(at_optimizer_step=True)
+    def _step_begins(self, optimizer: Optimizer) -> None:
+        self._stepping.add(id(optimizer))
+        if self._early is None:
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                name = self._names.get(parameter)
+                if name is not None and name not in self._early:
+                    self._early[name] = parameter.detach().clone()
 
-        return stepped
+    def _step_ends(self, optimizer: Optimizer) -> None:
+        self._stepping.discard(id(optimizer))
+        if self._early is not None:
+            self._stepped.add(id(optimizer))
+        if self._before is not None:
+            self._outstanding.discard(id(optimizer))
+            if not self._outstanding:
+                self.settle(at_optimizer_step=True)
 
-    def begin(self) -> None:
-        """Take the parameters as they are before the update."""
-        self._before = PerParameter((n, p.detach().clone()) for n, p in self._parameters.items())
-        tracked = {id(parameter) for parameter in self._parameters.values()}
-        self._outstanding = {
-            key
-            for key, (reference, _) in self._hooks.items()
-            if (optimizer := reference()) is not None
-            and any(id(p) in tracked for group in optimizer.param_groups for p in group["params"])
-        }
+    @property
+    def stepping(self) -> bool:
+        """Whether a known optimizer is in the middle of its step, as when it calls a closure."""
+        return bool(self._stepping)
+
+    def anticipate(self) -> None:
+        """Look out for updates in the backward pass that begins; `begin` or `forget` ends that."""
+        self._early, self._stepped = {}, set()
+        self._versions = [parameter._version for parameter in self._parameters.values()]
+
+    def forget(self) -> None:
+        """Look out no more: the pass has failed."""
+        self._early, self._stepped = None, set()
+
+    def begin(self) -> str | None:
+        """Take the parameters as they are before the update.
+
+        Returns:
+            Why the update will not be known, if so: something that is not known has updated the
+            parameters during the backward pass.
+        """
+        early, stepped = self._early or {}, self._stepped
+        self.forget()
+        versions = zip(self._parameters.items(), self._versions, strict=True)
+        moved = [name for (name, p), v in versions if p._version != v and name not in early]
+        if moved:
+            return (
+                f"{moved[0]} was changed during the backward pass, so the update is not known; give "
+                "all optimizers that step there to the cockpit, Cockpit(..., optimizer=[...])"
+            )
+        self._before = PerParameter(
+            (n, early[n] if n in early else p.detach().clone()) for n, p in self._parameters.items()
+        )
+        self._outstanding = {id(o) for o in self.optimizers if self._holds(o)} - stepped
+        if stepped and not self._outstanding:
+            self.settle(at_optimizer_step=True)
+        return None
+
+    def _holds(self, optimizer: Optimizer) -> bool:
+        return any(p in self._names for group in optimizer.param_groups for p in group["params"])
 
     @property
     def pending(self) -> bool:
@@ -88,11 +137,42 @@ class UpdateWatch:
         with torch.no_grad():
             torch._foreach_neg_(list(update.values()))
             torch._foreach_add_(list(update.values()), [self._parameters[name] for name in update])
+        self._end = None
         self._on_update(update, at_optimizer_step)
+
+    def remember_end(self) -> None:
+        """Remember the parameters as they are now, after the update."""
+        self._end = self._norms()
+
+    def moved_since(self) -> bool:
+        """Whether the parameters have changed since `remember_end`. This waits for the device."""
+        end, self._end = self._end, None
+        if end is None:
+            return False
+        return not torch.allclose(end, self._norms(), rtol=0, atol=0, equal_nan=True)
+
+    def _norms(self) -> Tensor:
+        """Return the norms of the parameters: equal ones will do as a sign that these are the same."""
+        norms = torch._foreach_norm([p.detach() for p in self._parameters.values()])
+        return torch.stack([norm.to(norms[0]) for norm in norms])
 
     def close(self) -> None:
         """Forget what is pending, and take the hooks off."""
-        self._before = None
-        for _, hook in self._hooks.values():
-            hook.remove()
+        self._before = self._early = None
+        for _, hooks in self._hooks.values():
+            for hook in hooks:
+                hook.remove()
         self._hooks.clear()
+
+
+def _calling(
+    this: weakref.ref[UpdateWatch], method: Callable[[UpdateWatch, Optimizer], None]
+) -> Callable[..., None]:
+    """Return a hook that keeps nobody alive."""
+
+    def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        watch = this()
+        if watch is not None:
+            method(watch, optimizer)
+
+    return hook
