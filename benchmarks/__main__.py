@@ -17,7 +17,16 @@ import torch
 from rich.console import Console
 
 from benchmarks.measuring import growth, interleaved, live_tensors, peak_memory, ratios
-from benchmarks.networks import BATCH_SIZE, Make, Training, mlp, three_c_three_d, tiny
+from benchmarks.networks import (
+    BATCH_SIZE,
+    Make,
+    Training,
+    gpt2,
+    mlp,
+    resnet18,
+    three_c_three_d,
+    tiny,
+)
 from benchmarks.tables import Aim, Row, markdown, terminal
 from cockpit import configuration
 from cockpit.gradients import MEMORY_BUDGET
@@ -27,7 +36,7 @@ RESULTS = Path(__file__).parent / "results"
 PLAIN = "plain"
 GROWTH_STEPS = 200
 QUICK_BATCH = 16
-"""Samples of ``--quick``; the aims are for `BATCH_SIZE`."""
+"""Samples of ``--quick``; the aims are for more."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,7 @@ class Case:
         sets: Functions that make the tracked quantities, by name.
         repeats: How often each step is timed.
         times: Largest ratio to the plain step's time, by name of the set.
+        batch_size: Number of samples that the aims are for.
         memory: Largest peak, as a multiple of that of the plain step, to which the memory budget
             comes.
         products: Largest number of products with the Hessian in a step.
@@ -49,7 +59,8 @@ class Case:
     make: Make
     sets: dict[str, Callable[[], list[Quantity]]]
     repeats: int
-    times: dict[str, float]
+    times: dict[str, float] = field(default_factory=dict)
+    batch_size: int = BATCH_SIZE
     memory: dict[str, float] = field(default_factory=dict)
     products: dict[str, float] = field(default_factory=dict)
 
@@ -79,6 +90,23 @@ CASES = {
         repeats=20,
         times={"HessTrace": 4, "HessMaxEV": 10},
         products={"HessMaxEV": 8},
+    ),
+    "resnet18": Case(
+        "ResNet-18 of torchvision, 64 x 64 x 3",
+        resnet18,
+        {"economy": lambda: configuration("economy")},
+        repeats=8,
+        batch_size=32,
+    ),
+    "gpt2": Case(
+        "GPT-2 of Hugging Face, 4 layers, width 128, context 128",
+        gpt2,
+        {
+            "economy": lambda: configuration("economy"),
+            "business": lambda: configuration("business"),
+        },
+        repeats=8,
+        batch_size=32,
     ),
 }
 
@@ -156,12 +184,11 @@ def main(arguments: Sequence[str]) -> int:
     results: dict[str, object] = {"machine": machine}
     text = f"# What tracking costs\n\nEvery step is tracked; SGD with momentum; {words}.\n"
     for name, case in CASES.items():
-        rows = measure(case, *((2, 1, QUICK_BATCH) if quick else (case.repeats, 8, BATCH_SIZE)))
-        batch = (
-            f"{QUICK_BATCH} (the aims are for {BATCH_SIZE}, after more steps)"
-            if quick
-            else f"{BATCH_SIZE}"
-        )
+        size = QUICK_BATCH if quick else case.batch_size
+        rows = measure(case, *((2, 1) if quick else (case.repeats, 8)), size)
+        batch = f"{size}"
+        if quick:
+            batch += f" (the aims are for {case.batch_size}, after more steps)"
         title = f"{case.title}, batch {batch}"
         console.print(terminal(title, rows))
         text += f"\n{markdown(title, rows)}"

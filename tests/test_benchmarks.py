@@ -11,7 +11,7 @@ import torch
 
 from benchmarks import __main__ as bench
 from benchmarks.measuring import bytes_of, growth, interleaved, live_tensors, peak_memory, ratios
-from benchmarks.networks import Training, mlp, three_c_three_d, tiny
+from benchmarks.networks import Training, gpt2, mlp, resnet18, three_c_three_d, tiny
 from benchmarks.tables import HEAD, Aim, Row, markdown
 from cockpit.quantities import HessMaxEV, Loss
 
@@ -70,11 +70,19 @@ def test_growth_is_seen() -> None:
     assert live_tensors() - before == 15 * 1024
 
 
-@pytest.mark.parametrize(("make", "size"), [(mlp, 1_336_610), (three_c_three_d, 895_210)])
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [
+        (mlp, 1_336_610),
+        (three_c_three_d, 895_210),
+        (resnet18, 11_181_642),
+        (gpt2, 842_496),
+    ],
+)
 def test_networks(make: bench.Make, size: int) -> None:
-    model, x = make(2)
-    assert sum(p.numel() for p in model.parameters()) == size
-    assert model(x).shape == (2, 10)
+    problem = make(2)
+    assert sum(p.numel() for p in problem.model.parameters()) == size
+    assert problem.losses().shape == (2,)
 
 
 def test_products_are_those_of_the_run() -> None:
