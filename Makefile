@@ -3,10 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help install demo test check format bench clean
+.PHONY: help install demo test check format bench coverage-table clean
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 install: $(INSTALLED)  ## create .venv with the package and the tools of this repository
 
@@ -33,6 +33,9 @@ format: $(INSTALLED)  ## mend what the linter and the formatter can
 
 bench: $(INSTALLED)  ## cost of the statistics, side by side with the plain step
 	$(BIN)/python -m benchmarks
+
+coverage-table: $(INSTALLED)  ## write docs/coverage.md: which quantity is exact on which model
+	PYTHONPATH=tests $(BIN)/python -m models.coverage
 
 clean:  ## remove what the targets made
 	rm -rf .venv runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

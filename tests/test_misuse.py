@@ -10,7 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cockpit import BatchGradTransforms, Cockpit, CockpitError, configuration, open_run, schedules
+from cockpit import (
+    BatchGradTransforms,
+    Cockpit,
+    CockpitError,
+    CockpitWarning,
+    configuration,
+    open_run,
+    schedules,
+)
 from cockpit.quantities import Alpha, GradHist1d, Loss, NormTest
 
 
@@ -122,10 +130,6 @@ INFO: dict[str, tuple[Any, str]] = {
         lambda net: {"individual_losses": losses(net)},
         r"needs 'loss', which is missing: pass it as watch\(step, loss=\.\.\.\) or in info=.*backward\(\) is called",
     ),
-    "no individual losses": (
-        lambda net: {"loss": losses(net).mean()},
-        r"Alpha needs 'individual_losses', which is missing.*reduction=\"none\".*Given were \['loss'\]",
-    ),
     "loss of several elements": (
         lambda net: {"loss": (value := losses(net)), "individual_losses": value},
         r"'loss' must have one element, got a tensor of shape \[4\].*losses.mean\(\)",
@@ -180,6 +184,34 @@ def test_info(case: str) -> None:
     with watch(0, loss=loss, individual_losses=value):
         loss.backward()
     assert "NormTest" in watch.get_output()[0]
+
+
+def test_without_individual_losses_the_other_quantities_go_on() -> None:
+    net = model()
+    watch = Cockpit(net, [Alpha(), NormTest()])
+    message = (
+        r"Alpha was not checked: it needs 'individual_losses', which is missing.*reduction=\"none\""
+        r".*Given were \['loss'\]"
+    )
+
+    def train() -> None:
+        for step in range(3):
+            loss = losses(net).mean()
+            with watch(step, loss=loss):
+                loss.backward()
+
+    with pytest.warns(CockpitWarning, match=message) as caught:
+        train()
+    assert len(caught) == 1
+    assert all(set(values) == {"NormTest"} for values in watch.get_output().values())
+
+
+def test_without_individual_losses_strict_raises_on_entry() -> None:
+    net = model()
+    watch = Cockpit(net, [Alpha(), NormTest()], strict=True)
+    message = r"Alpha needs 'individual_losses', which is missing"
+    with pytest.raises(ValueError, match=message), watch(0, loss=losses(net).mean()):
+        raise AssertionError("entered")
 
 
 def test_a_schedule_that_returns_no_bool() -> None:

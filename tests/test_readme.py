@@ -24,6 +24,7 @@ PAGES = [
         "README.md",
         "CHANGELOG.md",
         "docs/index.md",
+        "docs/any-model.md",
         "docs/edge-of-stability.md",
         "docs/from-1.0.md",
         "docs/design.md",

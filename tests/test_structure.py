@@ -19,7 +19,7 @@ TRAINING = [
     {"engine"},
     {"quantities", "presets"},
     {"log"},
-    {"rows", "reports", "arguments", "cockpit"},
+    {"rows", "reports", "arguments", "coverage", "forwarding", "cockpit"},
     {"integrations", "utils"},
 ]
 READING = [

@@ -75,6 +75,19 @@ MORE = [
     ("TICDiag", [3.0], "gap between training and test loss"),
     ("TICDiag", np.linspace(1, 9, 40), "a sign of overfitting"),
     ("TICTrace", [3.0] * 40, "not growing"),
+    ("HessianSpectrum", [{"smallest": 0.0, "largest": 3.0}], "no direction curves downwards"),
+    ("HessianSpectrum", [{"smallest": -0.3, "largest": 3.0}], "the negative ones reach 10 % of the largest"),
+    ("HessianSpectrum", [{"smallest": -4.0, "largest": 3.0}], "far from a minimum"),
+    ("HessianSpectrum", [{"smallest": np.nan, "largest": np.nan}], "diverged"),
+    ("KroneckerSpectrum", [by_key("largest", 2, 9)] * 3, "the largest eigenvalue, that of fc.bias"),
+    ("KroneckerSpectrum", [by_key("largest", np.nan, np.nan)], "diverged"),
+    ("DirectionalCurvature", [{"gradient": 4.0}], "along the gradient"),
+    ("DirectionalCurvature", [{"gradient": 4.0, "update": 0.1}] * 3, "0.100 along the update, which avoids"),
+    ("DirectionalCurvature", [{"gradient": np.nan}], "no gradient at all"),
+    ("PreconditionedSharpness", [{"sharpness": 4.0, "bound": 20.0}], "20 % of the optimizer's bound, 20: stable"),
+    ("PreconditionedSharpness", [{"sharpness": 19.0, "bound": 20.0}], "at the edge of stability"),
+    ("PreconditionedSharpness", [{"sharpness": 50.0, "bound": 20.0}], "the loss is about to grow"),
+    ("PreconditionedSharpness", [{"sharpness": np.nan, "bound": 20.0}], "diverged"),
     ("ActivationStats", [FINE], "few"),
     ("ActivationStats", [FINE | {"dormant/a": 0.5}], "capacity is lost in a"),
     ("ActivationStats", [FINE | {"zeros/a": 0.99}], "hardly anything but zeros in a"),
@@ -96,9 +109,15 @@ def test_what_a_value_means(quantity: str, values: object, meaning: str, tmp_pat
     assert reading.value
 
 
+def test_critical_sharpness_is_compared_with_the_learning_rate(tmp_path: Path) -> None:
+    rows = [Row("CriticalSharpness", 18.0), Row("CriticalSharpness", 20.0, key="bound", detail=True)]
+    (reading,) = readings(recorded(tmp_path, ["fc.weight"], rows))
+    assert reading.meaning == "90 % of 2/η, 20: stable"
+
+
 def test_every_reader_is_tested() -> None:
     accuracies_and_losses = {n for n in READERS if n.endswith(("_accuracy", "_loss"))}
-    tested = {quantity for quantity, _, _ in (*READ, *MORE)}
+    tested = {quantity for quantity, _, _ in (*READ, *MORE)} | {"CriticalSharpness"}
     assert set(READERS) - accuracies_and_losses <= tested
 
 

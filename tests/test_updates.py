@@ -201,3 +201,43 @@ def test_cabs_takes_the_learning_rate_of_each_group() -> None:
 
     expected = sum(noise(name) for name in gradients) / (6 * losses.detach().mean())
     assert watch.get_output()[0]["CABS"] == pytest.approx(float(expected), rel=1e-9)
+
+
+class Centred(nn.Module):
+    """A part of it depends on all samples together, and so has no individual gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain, self.coupled = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        coupled = self.coupled(x)
+        return self.plain(x) + coupled - coupled.mean(0)
+
+
+@pytest.mark.filterwarnings("ignore:.*individual gradients of coupled")
+def test_the_slope_along_the_update_needs_all_parameters_that_move() -> None:
+    torch.manual_seed(0)
+    model = Centred()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = Cockpit(model, [Alpha(), UpdateSize()], optimizer=optimizer)
+
+    def step(number: int) -> None:
+        losses = F.cross_entropy(model(torch.randn(6, 4)), torch.randint(3, (6,)), reduction="none")
+        loss = losses.mean()
+        optimizer.zero_grad()
+        with watch(number, loss=loss, individual_losses=losses):
+            loss.backward()
+        optimizer.step()
+
+    step(0)
+    with pytest.warns(
+        CockpitWarning, match=r"Alpha was not checked: coupled\.\w+ has no individual"
+    ):
+        step(1)
+    optimizer.param_groups[0]["params"] = list(model.plain.parameters())
+    for number in range(2, 5):
+        step(number)
+    output = watch.get_output()
+    assert [number for number in output if "Alpha" in output[number]] == [2, 3]
+    watch.close()
