@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from backpack.extensions.backprop_extension import BackpropExtension
-from torch import Tensor, nn
+from torch import nn
 
 from cockpit._version import __version__
 from cockpit.arguments import (
@@ -36,10 +36,10 @@ from cockpit.engine.plan import merged
 from cockpit.errors import CockpitError, CockpitWarning, InvalidArgument
 from cockpit.forwarding import ForwardingWriter, Tracker
 from cockpit.gradients import MEMORY_BUDGET
-from cockpit.log import ParameterInfo, Row, RunFile, RunWriter, SilentWriter, write_json
+from cockpit.log import ParameterInfo, RunWriter, SilentWriter
 from cockpit.quantities import Quantity
+from cockpit.recording import Recording
 from cockpit.reports import RunReports
-from cockpit.rows import rows_of
 
 logger = logging.getLogger("cockpit")
 
@@ -56,7 +56,7 @@ SEVERAL_LOSSES_AND_BACKPACK = (
 )
 
 
-class Cockpit:
+class Cockpit(Recording):
     """Watches a training run from inside.
 
     ::
@@ -158,8 +158,8 @@ class Cockpit:
         self._strict = strict
         coverage = self._cover(optimizers)
         self._ranks = ranks_of(params)
-        self._writer: RunWriter | ForwardingWriter | SilentWriter = SilentWriter(log)
-        if self._writes:
+        self._writer = SilentWriter(log)
+        if self._ranks is None or self._ranks.rank == 0:
             self._writer = RunWriter(
                 log,
                 settings=self._settings(optimizers, reduction, memory_budget, seed)
@@ -197,11 +197,6 @@ class Cockpit:
     # -- what it is made of -----------------------------------------------------------------------
 
     @property
-    def _writes(self) -> bool:
-        """Whether this process writes the run file."""
-        return self._ranks is None or self._ranks.rank == 0
-
-    @property
     def params(self) -> list[nn.Parameter]:
         """The tracked parameters."""
         return list(self._engine.parameters.values())
@@ -215,11 +210,6 @@ class Cockpit:
     def quantities(self) -> list[Quantity]:
         """The tracked quantities."""
         return list(self._quantities.values())
-
-    @property
-    def path(self) -> str:
-        """Path of the run file."""
-        return str(self._writer.path)
 
     def add(self, quantity: Quantity) -> None:
         """Track one more quantity."""
@@ -372,7 +362,7 @@ class Cockpit:
             self._skipped = global_step
             return False
         own = [e for q in due.values() for e in self._own_extensions(q, global_step)]
-        needs = {name: engine.needs_of(name, q, global_step) for name, q in due.items()}
+        needs = {name: engine.pending.needs_of(name, q, global_step) for name, q in due.items()}
         plan = Plan(due, needs, continued, (*own, *extensions))
         if plan.others and self._model is not None:
             self._check_extended(plan.others)
@@ -515,53 +505,7 @@ class Cockpit:
                         due[name] = quantity
         self._engine.expect(due, global_step)
 
-    # -- results ----------------------------------------------------------------------------------
-
-    def log(
-        self,
-        global_step: int,
-        epoch_count: float | None = None,
-        train_loss: float | None = None,
-        valid_loss: float | None = None,
-        test_loss: float | None = None,
-        train_accuracy: float | None = None,
-        valid_accuracy: float | None = None,
-        test_accuracy: float | None = None,
-        learning_rate: float | None = None,
-        **more: float | Tensor,
-    ) -> None:
-        """Write metrics of your own to the run file, under their names.
-
-        Args:
-            global_step: The step they belong to.
-            epoch_count: Epochs so far.
-            train_loss: Loss on the training set.
-            valid_loss: Loss on the validation set.
-            test_loss: Loss on the test set.
-            train_accuracy: Accuracy on the training set.
-            valid_accuracy: Accuracy on the validation set.
-            test_accuracy: Accuracy on the test set.
-            learning_rate: The learning rate.
-            more: Any other metrics, numbers or tensors.
-        """
-        metrics = {
-            "epoch_count": epoch_count,
-            "train_loss": train_loss,
-            "valid_loss": valid_loss,
-            "test_loss": test_loss,
-            "train_accuracy": train_accuracy,
-            "valid_accuracy": valid_accuracy,
-            "test_accuracy": test_accuracy,
-            "learning_rate": learning_rate,
-            **more,
-        }
-        given = [(name, value) for name, value in metrics.items() if value is not None]
-        rows = [
-            Row(row.quantity, row.value, row.key, source="log")
-            for of_metric in rows_of(given)
-            for row in of_metric
-        ]
-        self._writer.record(read_step(global_step), rows, tracked=False)
+    # -- for scripts written for Cockpit 1.0 --------------------------------------------------------
 
     def create_graph(self, global_step: int) -> bool:
         """Return whether the backward pass has to keep its graph: never."""
@@ -588,59 +532,6 @@ class Cockpit:
                 CockpitWarning,
                 stacklevel=2,
             )
-
-    def get_output(self) -> dict[int, dict[str, Any]]:
-        """Return all values so far, ``{step: {"NormTest": value, ...}}``.
-
-        Of several processes that train together only the first one has them; the others return ``{}``.
-        """
-        if not self._writes:
-            return {}
-        self._writer.flush()
-        with RunFile(self._writer.path) as file:
-            return file.output()
-
-    @property
-    def output(self) -> dict[int, dict[str, Any]]:
-        """All values so far, as `get_output` has them, with the metrics of `log` among them."""
-        if not self._writes:
-            return {}
-        self._writer.flush()
-        with RunFile(self._writer.path) as file:
-            return file.output(metrics=True)
-
-    def write(self, logpath: str | os.PathLike[str]) -> str:
-        """Write `output` in the format of Cockpit 1.0: ``{"<step>": {"NormTest": value, ...}}``.
-
-        The file is whole at any time: an older one stays until the new one is complete. NaN and
-        infinities are written as ``NaN`` and ``Infinity``, as Python does. The run file has more
-        (names of the parameters, details, events) and does not have to be written by hand.
-
-        Args:
-            logpath: Where to. ``.json`` is appended, unless it is there; folders are created.
-
-        Returns:
-            The path of the file; `cockpit.open_run` reads it.
-
-        Raises:
-            InvalidArgument: if nothing can be written there.
-        """
-        return str(write_json(logpath, self.output))
-
-    def run(self) -> Any:
-        """Return the run so far, to be analysed or plotted; see `cockpit.open_run`.
-
-        Raises:
-            CockpitError: on a process that writes no run file.
-        """
-        if not self._writes:
-            raise CockpitError("The run file is written by rank 0; ask its cockpit for the run.")
-        from cockpit.run import (
-            open_run,
-        )  # pandas is loaded when somebody reads, not in the training
-
-        self._writer.flush()
-        return open_run(self._writer.path)
 
     # -- checkpoints ------------------------------------------------------------------------------
 

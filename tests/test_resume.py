@@ -62,7 +62,7 @@ def test_the_state_is_plain_data(tmp_path):
     resumable.train(tmp_path, checkpoint_at=4)
     state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["cockpit"]
     assert state["last_tracked"] == 4
-    assert any(entry["name"] == "Alpha" for entry in state["engine"]["waiting"])
+    assert any(entry["name"] == "Alpha" for entry in state["engine"]["pending"]["waiting"])
 
 
 def make(tmp_path, **more):

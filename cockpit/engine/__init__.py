@@ -1,7 +1,8 @@
 """One backward pass for all needs: what is observed when, and what is carried from one step to the next."""
 
-from cockpit.engine.engine import Engine, Losses
+from cockpit.engine.engine import Engine
 from cockpit.engine.extending import Extended
+from cockpit.engine.losses import Losses
 from cockpit.engine.needs import InForward, Moment, Next, Observation
 from cockpit.engine.plan import Plan
 from cockpit.engine.reports import Reports, Result

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from backpack import backpack
 from torch import Tensor, nn
 
 from cockpit.engine.audit import Audit
-from cockpit.engine.checkpoint import by_need, packed, packed_by_need, packed_values, unpacked
+from cockpit.engine.checkpoint import by_need, packed, packed_by_need, unpacked
 from cockpit.engine.distributed import Ranks, agree
 from cockpit.engine.forward import ForwardWatch
 from cockpit.engine.gathering import Gathered, Gathering
@@ -22,16 +22,18 @@ from cockpit.engine.joining import (
     PassReport,
     Relay,
     Report,
-    agreed,
     joined_forward,
     on_host,
 )
 from cockpit.engine.live import Live
-from cockpit.engine.needs import AlongUpdate, InForward, Moment, Next, OfUpdate
+from cockpit.engine.losses import Losses
+from cockpit.engine.needs import AlongUpdate, InForward, Moment, OfUpdate
+from cockpit.engine.pending import Pending
 from cockpit.engine.plan import Computation, Plan
 from cockpit.engine.reports import Reports, Result
-from cockpit.engine.scale import AccumulatedScale, LossScale
-from cockpit.engine.several import Scale, SeveralLosses
+from cockpit.engine.running import Running
+from cockpit.engine.scale import AccumulatedScale
+from cockpit.engine.several import SeveralLosses
 from cockpit.engine.shares import Shares
 from cockpit.engine.step import Missing, NotChecked, PerParameter, Step
 from cockpit.engine.update import UpdateWatch
@@ -49,75 +51,6 @@ UNKNOWN_UPDATE = (
     "(by clipping or averaging them, or by another optimizer); leave out optimizer=, and the update "
     "is what has changed when the next step begins"
 )
-
-
-class Losses(NamedTuple):
-    """The loss and the losses of the samples, in their graph.
-
-    Args:
-        loss: The loss, the sum where there are several.
-        individual: The losses of the samples, `[N]`, the sum where there are several.
-        size: How many samples there are; 0 where that is not known.
-        factor: What is on the loss already, as a factor.
-        parts: The losses one by one, where several are backpropagated.
-        individual_parts: The losses of the samples for each of these, where they were given so.
-    """
-
-    loss: Tensor | None
-    individual: Tensor | None
-    size: int
-    factor: Tensor | float = 1.0
-    parts: tuple[Tensor, ...] = ()
-    individual_parts: tuple[Tensor, ...] = ()
-
-    def scale(self, reduction: str | None) -> Scale:
-        """Return what watches the loss, or the losses, in the backward passes."""
-        if not self.parts:
-            return LossScale(self.loss, self.individual, reduction, self.factor)
-        individual = self.individual_parts or self.individual
-        return SeveralLosses(self.parts, individual, reduction, self.factor)
-
-    @property
-    def plain(self) -> Tensor | None:
-        """The loss without the factor on it, in its graph."""
-        if self.loss is None or (isinstance(self.factor, float) and self.factor == 1):
-            return self.loss
-        return self.loss / self.factor
-
-
-@dataclass
-class _Open:
-    """A quantity that waits for needs that have not been met yet."""
-
-    name: str
-    quantity: Computation
-    needs: tuple[Need, ...]
-    memory: Any
-    step: Step
-
-    def next_needs(self) -> list[Next]:
-        return [n for n in self.needs if isinstance(n, Next) and n not in self.step.values]
-
-
-@dataclass
-class _Running:
-    """The step whose backward passes are under way."""
-
-    step: Step
-    plan: Plan
-    kept: tuple[str, ...]  # functions of the user's, whose results stay on the parameters
-    passes: int  # how many backward passes make up the step
-    done: list[Gathered] = field(default_factory=list)  # those so far, with the present one
-
-    @property
-    def fault(self) -> str | None:
-        """Why the individual gradients cannot be trusted as a whole, if so."""
-        return next((g.fault for g in self.done if g.fault is not None), None)
-
-    @property
-    def refused(self) -> set[str]:
-        """Parameters without individual gradients."""
-        return set().union(*(g.refused for g in self.done))
 
 
 class Engine:
@@ -167,14 +100,12 @@ class Engine:
         self.updates = UpdateWatch(self.parameters, self._observe_update)
         self.start: PerParameter | None = None
         self._carried: dict[Need, Any] = {}
-        self._memories: dict[str, Any] = {}
-        self._running: _Running | None = None
-        self._paused: _Running | None = None
-        self._open: list[_Open] = []
+        self._running: Running | None = None
+        self._paused: Running | None = None
+        self.pending = Pending(reports, ranks)
         self._waiting: dict[str, IndividualGradients] = {}
         self._waiting_step: Step | None = None
         self._update: PerParameter | None = None
-        self._results: list[Result] = []
         self._refused: set[str] = set()  # modules that a quantity cannot have, once noted
 
     # -- before the backward pass -----------------------------------------------------------------
@@ -188,24 +119,14 @@ class Engine:
 
     def continued(self, global_step: int) -> dict[Need, str]:
         """Settle what is pending from earlier steps, and return what these need of this one."""
-        if not self._open and not self.updates.pending:
+        if not self.pending and not self.updates.pending:
             return {}
         self.updates.settle()
         if self._update is not None and self.updates.moved_since():
             self._update = None
-        needs: dict[Need, str] = {}
-        for entry in list(self._open):
-            before = entry.step.global_step
-            if before == global_step - 1:
-                needs |= {n.need: f"{entry.name} of step {before}" for n in entry.next_needs()}
-            else:
-                self._fail(entry, f"step {before + 1} did not follow, but {global_step}")
-        self._flush()
+        needs = self.pending.wanted(global_step)
+        self.pending.flush()
         return needs
-
-    def needs_of(self, name: str, quantity: Computation, global_step: int) -> tuple[Need, ...]:
-        """Return what a quantity needs at a step, given what it remembers."""
-        return quantity.needs_at(global_step, self._memories.get(name))
 
     def expect(self, due: Mapping[str, Computation], global_step: int | None) -> None:
         """Look at the forward pass that comes for what is due at the step expected next.
@@ -214,7 +135,9 @@ class Engine:
             due: The quantities.
             global_step: Number of that step; None where any may come.
         """
-        needs = [n for name, q in due.items() for n in self.needs_of(name, q, global_step or 0)]
+        needs = [
+            n for name, q in due.items() for n in self.pending.needs_of(name, q, global_step or 0)
+        ]
         why = "nothing was due then"
         if global_step is not None:
             why = f"step {global_step} was expected to be next, and this was not due then"
@@ -227,7 +150,7 @@ class Engine:
         step.start = self.start or {}
         step.carried = self._carried
         step.optimizers = self.updates.optimizers
-        running = self._running = _Running(step, plan, kept, passes)
+        running = self._running = Running(step, plan, kept, passes)
         try:
             loss = losses.plain
             if loss is not None:
@@ -257,7 +180,7 @@ class Engine:
             self.recorder.take_forward()
         self._begin_pass(running, losses)
 
-    def _begin_pass(self, running: _Running, losses: Losses) -> None:
+    def _begin_pass(self, running: Running, losses: Losses) -> None:
         scale = losses.scale(self._reduction)
         gathered = Gathered(running.step.global_step, scale, losses.size)
         running.step.scale = scale
@@ -269,7 +192,7 @@ class Engine:
         loss = None if losses.parts else losses.loss
         self._gathering.begin(gathered, running.plan.others, deliver, loss)
 
-    def _take_forward(self, running: _Running) -> None:
+    def _take_forward(self, running: Running) -> None:
         step, plan = running.step, running.plan
         values, refused = self.forward.take(plan.in_forward)
         if self._ranks is not None:
@@ -281,12 +204,12 @@ class Engine:
                 if subject not in self._refused:
                     self._refused.add(subject)
                     missing = Missing(reason, usual=True)
-                    self._results.append(Result(step.global_step, subject, missing))
+                    self.pending.add(Result(step.global_step, subject, missing))
 
     def _enter_together(
         self,
         ranks: Ranks,
-        running: _Running,
+        running: Running,
         values: dict[Need, Any],
         refused: dict[Need, dict[str, str]],
     ) -> tuple[dict[Need, Any], dict[Need, dict[str, str]]]:
@@ -407,21 +330,14 @@ class Engine:
         self._put_in_order(running)
         self._observe(Moment.EXIT)
         self._running = None
-        for entry in self._open:
-            for need in entry.next_needs():
-                missing = Missing("the next step did not deliver what it needs")
-                entry.step.values[need] = step.values.get(need.need, missing)
-        self._open += [
-            _Open(name, quantity, plan.needs_of[name], self._memories.get(name), step)
-            for name, quantity in plan.due.items()
-        ]
+        self.pending.begin(step, plan)
         if plan.along_update or plan.of_update:
             self._begin_update(step, plan)
         else:
             self._update = None
-        self._compute()
+        self.pending.compute()
         self._drop_saved(plan, running.kept if running.fault is None else ())
-        self._flush()
+        self.pending.flush()
         return True
 
     def _begin_update(self, step: Step, plan: Plan) -> None:
@@ -434,7 +350,7 @@ class Engine:
             step.values |= dict.fromkeys([*plan.along_update, *plan.of_update], Missing(unknown))
 
     @staticmethod
-    def _distrust_entry(running: _Running) -> None:
+    def _distrust_entry(running: Running) -> None:
         """Take back what was seen of the live graph, if that was not the graph of the loss that came."""
         seen = [need for need in running.plan.observations(Moment.ENTRY) if "loss" in need.info]
         scale = running.done[0].scale
@@ -446,7 +362,7 @@ class Engine:
             )
             running.step.values |= dict.fromkeys(seen, Missing(reason))
 
-    def _join(self, running: _Running) -> None:
+    def _join(self, running: Running) -> None:
         """Put the parts of a batch that came in several passes together."""
         step, parts = running.step, running.done
         scale = AccumulatedScale([(part.scale, part.batch_size or 1) for part in parts])
@@ -459,7 +375,7 @@ class Engine:
                 self._meet_all(joint(batch, handles, factors))
 
     def _kept(
-        self, running: _Running, untracked: Callable[[int, str, str], None]
+        self, running: Running, untracked: Callable[[int, str, str], None]
     ) -> Iterator[tuple[str, list[IndividualGradients]]]:
         """Yield the handles that the passes of a step have left, of the parameters that have one of each."""
         for name in self.parameters:
@@ -471,7 +387,7 @@ class Engine:
             else:
                 untracked(running.step.global_step, name, OVERWRITTEN)
 
-    def _join_processes(self, ranks: Ranks, running: _Running) -> None:
+    def _join_processes(self, ranks: Ranks, running: Running) -> None:
         """Put the parts of a batch that is spread over processes together."""
         step, plan, parts = running.step, running.plan, running.done
         kept = self._kept(running, self._relay.untracked)
@@ -497,7 +413,7 @@ class Engine:
                 self._meet_all(joined.spread(handles, own, whole))
         agree(ranks, step.values, [*plan.transforms, *plan.along_previous])
 
-    def _put_in_order(self, running: _Running) -> None:
+    def _put_in_order(self, running: Running) -> None:
         """Give the values that were met parameter by parameter the order of the model."""
         step, plan, refused = running.step, running.plan, running.refused
         for name in refused:
@@ -558,11 +474,8 @@ class Engine:
         handles, self._waiting = self._waiting, {}
         if step is None:
             return
-        needs = [
-            need
-            for need in dict.fromkeys(n for e in self._open if e.step is step for n in e.needs)
-            if need not in step.values and isinstance(need, AlongUpdate | OfUpdate)
-        ]
+        unmet = self.pending.unmet(step)
+        needs = [need for need in unmet if isinstance(need, AlongUpdate | OfUpdate)]
         if self._ranks is not None:
             self._ranks.begin(step.global_step, Moment.UPDATE, None)
         with torch.no_grad():
@@ -578,11 +491,11 @@ class Engine:
                     step.values[need] = self._value(need, partial(need.observe, step, update))
         if self._ranks is not None:
             agree(self._ranks, step.values, needs)
-        self._compute()
-        self._update = update if self._open else None
-        if self._open and at_optimizer_step:
+        self.pending.compute()
+        self._update = update if self.pending else None
+        if self.pending and at_optimizer_step:
             self.updates.remember_end()
-        self._flush()
+        self.pending.flush()
 
     def _project(
         self, need: AlongUpdate, handles: Mapping[str, IndividualGradients], update: PerParameter
@@ -604,60 +517,16 @@ class Engine:
             handle.release()
         return values[need]
 
-    # -- results ----------------------------------------------------------------------------------
-
-    def _compute(self) -> None:
-        """Compute every open quantity whose needs are met."""
-        first = len(self._results)
-        with torch.no_grad():
-            for entry in list(self._open):
-                if not entry.step.has(entry.needs):
-                    continue
-                try:
-                    entry.step.memory = entry.memory
-                    self._memories[entry.name] = entry.quantity.remember(entry.step)
-                    value = entry.quantity.compute(entry.step)
-                except NotChecked as error:
-                    self._fail(entry, str(error), usual=error.usual)
-                except Exception as error:
-                    self._fail(entry, f"{type(error).__name__}: {error}")
-                else:
-                    self._open.remove(entry)
-                    self._results.append(Result(entry.step.global_step, entry.name, value))
-        if self._ranks is not None:
-            self._results[first:] = agreed(self._ranks, self._results[first:])
-
-    def _fail(self, entry: _Open, reason: str, *, usual: bool = False) -> None:
-        self._open.remove(entry)
-        missing = Missing(reason, usual)
-        self._results.append(Result(entry.step.global_step, entry.name, missing))
-
-    def _flush(self) -> None:
-        results, self._results = self._results, []
-        if results:
-            self._reports.results(results)
-
     # -- checkpoints ------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is carried into the next step, as plain data; the update has been made."""
         self.updates.settle()
-        waiting = [
-            {
-                "name": entry.name,
-                "global_step": entry.step.global_step,
-                "batch_size": entry.step.batch_size,
-                "memory": packed(entry.memory),
-                "values": packed_values(entry.needs, entry.step.values),
-            }
-            for entry in self._open
-        ]
         return {
             "start": packed(self.start),
             "update": packed(self._update),
             "carried": packed_by_need(self._carried),
-            "memories": {name: packed(memory) for name, memory in self._memories.items()},
-            "waiting": waiting,
+            "pending": self.pending.state_dict(),
             "refused": sorted(self._refused),
         }
 
@@ -672,23 +541,8 @@ class Engine:
         self.start = unpacked(state["start"], put)
         self._update = unpacked(state["update"], put)
         self._refused = set(state["refused"])
-        self._memories = {
-            name: unpacked(memory, put)
-            for name, memory in state["memories"].items()
-            if name in quantities
-        }
-        self._open = []
-        for entry in state["waiting"]:
-            name, global_step = entry["name"], entry["global_step"]
-            if name not in quantities:
-                continue
-            memory = unpacked(entry["memory"], put)
-            needs = quantities[name].needs_at(global_step, memory)
-            values = {needs[place]: unpacked(data, put) for place, data in entry["values"]}
-            step = Step(global_step, self.parameters, values=values)
-            step.batch_size = entry["batch_size"]
-            self._open.append(_Open(name, quantities[name], needs, memory, step))
-        asked = [n for name, q in quantities.items() for n in self.needs_of(name, q, 0)]
+        self.pending.load_state_dict(state["pending"], quantities, self.parameters, put)
+        asked = [n for name, q in quantities.items() for n in self.pending.needs_of(name, q, 0)]
         self._carried = by_need(state["carried"], asked, put)
 
     # -- the end ----------------------------------------------------------------------------------
@@ -698,9 +552,7 @@ class Engine:
         if self._ranks is None:  # otherwise the other processes may have ended already
             self.updates.settle()
         self.abort()
-        for entry in list(self._open):
-            self._fail(entry, "the run ended before the next step", usual=True)
-        self._flush()
+        self.pending.give_up("the run ended before the next step")
         self.updates.close()
         if self.recorder is not None:
             self.recorder.close()
