@@ -174,14 +174,14 @@ def _all_at_once(
     found, heard, loss = _Findings(), _Heard(), losses.sum()
     audit = Audit(named, model, True)
     gathering = Gathering(named, recorder, MEMORY_BUDGET, 0, heard, audit, batch_dim)
-    graph = gathering.read_graph(loss, losses)
+    gathering.audit(0, loss, losses)
     gathered = Gathered(0, LossScale(loss, losses, "sum"), len(losses))
 
     def keep(handle: IndividualGradients) -> None:
         found.handles[handle.name] = handle
 
     try:
-        gathering.begin(gathered, (), keep, graph)
+        gathering.begin(gathered, (), keep, loss)
         arrived = _pull_back(loss, named)
         assert gathered.collector is not None
         for parameter, gradient in zip(named.values(), arrived, strict=True):

@@ -24,8 +24,8 @@ RAISED = 2.0**10
 """Factor on the loss of the sample, so that what it brings does not vanish in half precision."""
 
 WRONG = (
-    "the loss of one sample has a gradient at the slices of others, where that sample was taken to be: "
-    "the samples lie elsewhere, or their losses depend on each other; if they lie in another dimension "
+    "that of one sample is not the gradient of that sample's loss: the samples lie elsewhere than they "
+    "were taken to, or their losses depend on each other; if they lie in another dimension "
     "of the model's input than the first one, say so with Cockpit(..., batch_dim=), and to have what "
     "flows through each sample's slice of the layers all the same, Cockpit(..., audit=False)"
 )
@@ -170,8 +170,9 @@ class _Comparison:
         differences, norms = torch.stack(list(self._rows.values()), dim=1)
         # Some gradients are zero but for rounding, such as those of the keys' biases in attention.
         noise = 4 * self._rounding * torch.linalg.vector_norm(norms)
-        known = (norms > noise) & norms.isfinite()
-        wrong = known & (differences > min(10 * self._rounding**0.5, ROUNDING) * norms + noise)
+        wrong = differences > min(10 * self._rounding**0.5, ROUNDING) * norms + noise
+        wrong &= norms.isfinite()
+        known = norms.isfinite() & (norms > noise)
         names = list(self._rows)
         return (
             {name for name, one in zip(names, (known & ~wrong).tolist(), strict=True) if one},

@@ -31,9 +31,10 @@ from cockpit.gradients.graph import Graph
 from cockpit.gradients.nodes import Direct, Use, direct_uses, watch
 
 UNSEEN = (
-    "no layer of the model was seen at work: what was called is another object than the model that the "
-    "cockpit was given, or was compiled with torch.compile and called before the cockpit was made; "
-    "make the cockpit before the first call, or call torch._dynamo.reset() once it is made"
+    "no layer of the model was seen at work: it was called before the cockpit was made, or what was "
+    "called is another object than the model that the cockpit was given; make the cockpit before the "
+    "first call, or, where the model was compiled with torch.compile and called before, call "
+    "torch._dynamo.reset() once it is made"
 )
 
 Deliver = Callable[[IndividualGradients], None]
@@ -112,11 +113,10 @@ class Gathering:
     def batch(self, global_step: int, size: int, scale: Tensor | float = 1.0) -> Batch:
         """Return what the handles of a pass have in common."""
         seed = self.seed_of(global_step)
-        dim = self._batch_dim
-        if dim is None:
-            dim = 0 if self._recorder is None else self._recorder.batch_dim(size)
-        stated = self._batch_dim is not None
-        return Batch(size, scale, self._memory_budget, seed, self._sizes, dim, stated)
+        dim, stated, doubtful = self._batch_dim or 0, self._batch_dim is not None, False
+        if not stated and self._recorder is not None:
+            dim, doubtful = self._recorder.batch_dim(size), self._recorder.time_first(size)
+        return Batch(size, scale, self._memory_budget, seed, self._sizes, dim, stated, doubtful)
 
     def audit(self, global_step: int, loss: Tensor | None, individual: Tensor | None) -> None:
         """Check the individual gradients of one sample, if this is the step for it.

@@ -239,7 +239,9 @@ class GradientNorms(Observation):
         )
         scaler = step.info.get("grad_scaler")
         if scaler is not None:
-            norms = {name: norm / scaler.scale(torch.ones_like(norm)) for name, norm in norms.items()}
+            norms = {
+                name: norm / scaler.scale(torch.ones_like(norm)) for name, norm in norms.items()
+            }
         return PerParameter(
             (name, norms[name] if name in norms else parameter.new_zeros(()).detach())
             for name, parameter in step.parameters.items()

@@ -28,6 +28,7 @@ class Batch:
         sizes: Number of scalars of each parameter that is tracked along, where that is known.
         dim: The dimension in which the samples lie, where a layer's input leaves a choice.
         stated: Whether the user says so.
+        doubtful: Whether they may as well lie in another dimension that is as long.
     """
 
     size: int
@@ -37,6 +38,7 @@ class Batch:
     sizes: Sequence[int] = ()
     dim: int = 0
     stated: bool = False
+    doubtful: bool = False
 
     def pieces(self, bytes_per_sample: int) -> list[slice]:
         """Cut the samples into slices, each of which fits the memory budget (one sample at least)."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from cockpit.gradients.batch import Batch
 from cockpit.gradients.folded import Folded
@@ -63,7 +64,9 @@ def arranged(call: Call, grads: Grads, batch: Batch) -> Arranged:
     fitting = [dim for dim, size in enumerate(lead) if size == batch.size]
     folds = len(lead) > 0 and lead[0] != batch.size and lead[0] > 0 and lead[0] % batch.size == 0
     if batch.dim in fitting:
-        return _moved(plain, x, batch.dim)
+        doubtful = batch.doubtful and len(fitting) > 1
+        where = f"dimension {' or '.join(map(str, fitting))}"
+        return _moved(plain, x, batch.dim, _guess(x, batch, where) if doubtful else None)
     if fitting and lead[0] != 1:
         sure = len(fitting) == 1 and not folds
         return _moved(
@@ -84,6 +87,27 @@ def feature_dims(module: nn.Module) -> int | None:
     return None if shape is None else len(shape)
 
 
+def knows_layout(module: nn.Module) -> bool:
+    """Whether a module is told by its settings where the samples lie."""
+    return isinstance(module, nn.RNNBase | nn.MultiheadAttention)
+
+
+def samples_of(call: Call) -> tuple[int, bool] | None:
+    """Return how many samples a module that knows its layout was given; None of other modules.
+
+    And whether they come second, in an input that has as many positions.
+    """
+    x = next(iter([*call.args, *call.kwargs.values()]), None)
+    if not knows_layout(call.module):
+        return None
+    if isinstance(x, PackedSequence):
+        return int(x.batch_sizes[0]), False
+    if not isinstance(x, Tensor) or x.dim() != 3:
+        return None
+    dim = 0 if call.module.batch_first else 1
+    return x.shape[dim], dim == 1 and x.shape[0] == x.shape[1]
+
+
 def _takes_entries(module: nn.Module) -> bool:
     """Whether the entries of the first dimension are computed one by one, whatever they are."""
     kinds = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.PReLU)
@@ -92,8 +116,8 @@ def _takes_entries(module: nn.Module) -> bool:
 
 def _guess(x: Tensor, batch: Batch, where: str) -> str:
     return (
-        f"its input has shape {list(x.shape)}, whose first dimension is not that of the {batch.size} "
-        f"samples, and they may be in {where}, but it is not sure; {CONFIRM}"
+        f"its input has shape {list(x.shape)}, in which the {batch.size} samples may be in {where}, but "
+        f"it is not sure; {CONFIRM}"
     )
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +26,6 @@ from cockpit.gradients.layout import CONFIRM
 from cockpit.gradients.products import Products
 from cockpit.gradients.rows import Rows
 from cockpit.gradients.rules import Call, find_rule
-
-Backward = Callable[[Tensor], Tensor]
-"""What a node does with the gradient of its output."""
 
 VIEWS = frozenset(
     (
@@ -153,7 +151,7 @@ class Use:
                 continue
             if place == 0 and kind_of(node) == "Embedding":
                 return _rows(node, values, batch, self.parameter.shape)
-            values = vmap(cast(Backward, node))(values)
+            values = vmap(partial(_pull_back, node))(values)
         return Dense(batch, values)
 
 
@@ -236,7 +234,8 @@ class _Search:
         use = Use(self._parameter, chain, node, slot)
         if _meets_samples(use, self._batch):
             return [use]
-        if kind in VIEWS or (kind in FUNCTIONS and readable(node)):
+        plain = kind in FUNCTIONS or (kind == "Where" and _only_masks(node, use.shape))
+        if kind in VIEWS or (plain and readable(node)):
             return self.uses_of(node, (*chain, node))
         return None
 
@@ -282,6 +281,20 @@ def _parted(value: Tensor, batch: Batch) -> Tensor:
     """Part samples and positions that lie in the first dimension together, `[N, T, *]`."""
     sizes = (batch.size, -1) if batch.dim == 0 else (-1, batch.size)
     return value.unflatten(0, sizes).movedim(batch.dim, 0)
+
+
+def _only_masks(node: Node, operand: tuple[int, ...]) -> bool:
+    """Whether a choice between two tensors has one that is differentiated, and has it in its own shape."""
+    differentiated = [below for below, _ in node.next_functions if below is not None]
+    return len(differentiated) == 1 and shape_of(node) == operand
+
+
+def _pull_back(node: Node, grad: Tensor) -> Tensor:
+    """Return what a node makes of the gradient of its output, for the one operand that is differentiated."""
+    result = cast(Callable[[Tensor], Any], node)(grad)
+    if isinstance(result, tuple):
+        (result,) = (one for one in result if one is not None)
+    return cast(Tensor, result)
 
 
 def _transposes(node: Node) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from cockpit.gradients.conditions import Conditions, state_before
+from cockpit.gradients.layout import knows_layout, samples_of
 from cockpit.gradients.randomness import RandomState, accelerators
 from cockpit.gradients.recomputation import Bare, Part, Recomputed, deliver, running_part
 from cockpit.gradients.rules import Call
@@ -86,6 +87,7 @@ class Recorder:
         # live on in the model.
         self._model, self._this = weakref.ref(model), (this := _Reference(self))
         self._watches_all = False
+        self._has_layouts = any(knows_layout(module) for module in model.modules())
         for name, module in _taking_hooks(model):
             if _has_parameters(module):
                 hook = partial(_record, this, name)
@@ -150,6 +152,20 @@ class Recorder:
                 return forward.sizes.index(batch_size)
         return 0
 
+    def _told(self, sizes: tuple[int, ...]) -> int | None:
+        """Return which of these is the number of samples, from modules that know where they lie."""
+        if not self._has_layouts:
+            return None
+        told = {of_call[0] for call in self._calls if (of_call := samples_of(call)) is not None}
+        fitting = told & set(sizes)
+        return fitting.pop() if len(fitting) == 1 else None
+
+    def time_first(self, batch_size: int) -> bool:
+        """Whether there are as many samples as positions, and the former may come second."""
+        if not self._has_layouts:
+            return False
+        return (batch_size, True) in map(samples_of, self._calls)
+
     def calls(self) -> list[Call]:
         """Return the calls of modules with parameters of which the graph is still there."""
         return list(self._calls)
@@ -210,6 +226,8 @@ def _note_batch_size(
     state, recorder._state = recorder._state, None
     if (given or state is not None) and outputs:
         size, sizes = (given[0].shape[dim], _sample_dims(given[0])) if given else (0, ())
+        if recorder._batch_dim is None:
+            size = recorder._told(sizes) or _of_output(given, outputs[0]) or size
         forward = _Pass(size, sizes, state)
         recorder._passes.add(forward)
         if state is not None:
@@ -217,6 +235,13 @@ def _note_batch_size(
             recorder._recent = [*alive, weakref.ref(forward)]
         for tensor in outputs:
             tensor.register_hook(partial(_passed, this, forward))
+
+
+def _of_output(given: Sequence[Tensor], output: Tensor) -> int | None:
+    """Return the length of the output, if it is that of an input after the first: offsets, say."""
+    length = len(output) if output.dim() else 0
+    first, *more = (len(value) if value.dim() else 0 for value in given) if given else (0,)
+    return length if length != first and length in more else None
 
 
 def _sample_dims(value: Tensor) -> tuple[int, ...]:

@@ -42,8 +42,19 @@ def test_samples_that_change_places_are_refused():
     reasons = refused(Shifted(), squares, points())
     assert reasons.keys() == {"layer.weight", "layer.bias"}
     for reason in reasons.values():
-        assert "the loss of one sample has a gradient at the slices of others" in reason
+        assert "one sample is not the gradient of that sample's loss" in reason
         assert "their losses depend on each other" in reason
+
+
+def test_samples_that_are_coupled_are_refused_even_where_the_gradient_is_zero():
+    class Centred(nn.Module):
+        """The bias before it has no influence."""
+
+        def forward(self, x):
+            return x - x.mean(0)
+
+    reasons = refused(nn.Sequential(nn.Linear(5, 4), Centred(), nn.Linear(4, 2)), squares, points())
+    assert reasons.keys() == {"0.weight", "0.bias"}
 
 
 def test_without_audit_the_slices_are_given():

@@ -44,9 +44,12 @@ def one_by_one(model: nn.Module, losses: Losses, *args: Any) -> dict[str, Tensor
 
 
 def watched(
-    model: nn.Module, losses: Losses, *args: Any, steps: int = 2, tell: bool = True, **settings: Any
+    model: nn.Module, losses: Losses, *args: Any, steps: int = 2, tell: bool | None = True, **settings: Any
 ) -> Seen:
-    """Track some steps without updates; `tell` says whether the losses of the samples are handed over."""
+    """Track some steps without updates.
+
+    `tell` says whether the losses of the samples are handed over, or else their number; None for neither.
+    """
     seen = Seen()
     watch = Cockpit(model, **settings)
     transforms = BatchGradTransforms(
@@ -58,6 +61,7 @@ def watched(
             each = losses(model, *args)
             loss = each.mean()
             known = {"individual_losses": each} if tell else {"batch_size": len(each)}
+            known = {} if tell is None else known
             with watch(step, transforms, loss=loss, **known):
                 loss.backward()
     watch.close()

@@ -55,6 +55,19 @@ def test_gpt2_with_its_positions_and_tied_head(length):
     assert seen.kinds["transformer.wpe.weight"] == "Rows"
 
 
+def test_t5_with_relative_positions():
+    config = transformers.T5Config(
+        vocab_size=13, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_decoder_layers=1, num_heads=2,
+        dropout_rate=0.0, decoder_start_token_id=0,
+    )  # fmt: skip
+
+    def losses(model, index):
+        logits = model(input_ids=index, labels=index).logits
+        return F.cross_entropy(logits.mT, index, reduction="none").mean(1)
+
+    exact(transformers.T5ForConditionalGeneration(config), losses, tokens(4, 7))
+
+
 def test_bert():
     config = transformers.BertConfig(
         num_hidden_layers=1, hidden_size=8, num_attention_heads=2, intermediate_size=8, vocab_size=13,
@@ -112,6 +125,7 @@ USES = {
     "scale": ((6,), lambda x, p: x * p),
     "scale of positions": ((5, 1), lambda x, p: p * x),
     "softplus": ((6,), lambda x, p: x * F.softplus(p)),
+    "masked": ((5, 6), lambda x, p: x + torch.where(torch.ones(5, 6).triu().bool(), p, 0.5)),
     "sigmoid of a number": ((), lambda x, p: x * torch.sigmoid(p)),
     "expanded": ((1, 1, 6), lambda x, p: torch.cat([p.expand(len(x), -1, -1), x], dim=1)),
     "expanded partly": ((1, 6), lambda x, p: torch.cat([p.expand(len(x), 2, -1), x], dim=1)),

@@ -57,10 +57,47 @@ def test_samples_in_the_second_dimension_of_a_square_input():
     reasons = refused(Sequence(), second, tokens(4, 4))
     assert len(reasons) == 5
     for reason in reasons.values():
-        assert "the samples lie elsewhere, or their losses depend on each other" in reason
+        assert "the samples lie elsewhere than they were taken to" in reason
         assert "Cockpit(..., batch_dim=)" in reason
     exact(Sequence(), second, tokens(4, 4), batch_dim=1)
     exact(Sequence(), second, tokens(4, 4), batch_dim=1, tell=False)
+
+
+class Recurrent(Sequence):
+    """A recurrent layer says where the samples lie, by its settings."""
+
+    def __init__(self, batch_first=False):
+        super().__init__()
+        self.recurrent = nn.LSTM(6, 6, batch_first=batch_first)
+
+    def forward(self, index):
+        return self.layer(self.recurrent(self.norm(self.table(index)))[0])
+
+
+def test_a_recurrent_layer_tells_how_many_samples_there_are():
+    exact(Recurrent(), second, tokens(7, 4), tell=None)
+    exact(Recurrent(batch_first=True), first, tokens(7, 4), tell=None)
+
+
+def test_a_recurrent_layer_makes_a_square_input_doubtful():
+    reasons = refused(Recurrent(), second, tokens(4, 4), tell=None)
+    known = dict(Recurrent().recurrent.named_parameters(prefix="recurrent"))
+    assert reasons.keys() == dict(Recurrent().named_parameters()).keys() - known.keys()
+    assert "dimension 0 or 1, but it is not sure" in reasons["table.weight"]
+    exact(Recurrent(), second, tokens(4, 4), tell=None, batch_dim=1)
+    exact(Recurrent(batch_first=True), first, tokens(4, 4), tell=None)
+
+
+def test_offsets_tell_how_many_samples_there_are():
+    class Bags(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.layer = nn.EmbeddingBag(13, 6), nn.Linear(6, 3)
+
+        def forward(self, text, offsets):
+            return self.layer(self.table(text, offsets))
+
+    exact(Bags(), first, tokens(9), torch.tensor([0, 2, 5]), tell=None)
 
 
 def test_positions_first_inside_of_a_model():
@@ -126,8 +163,8 @@ def test_flattened_without_an_audit():
         reasons = refused(Flattened(), first, tokens(4, 7), **how)
         assert set(reasons) == {"body.0.weight", "body.0.bias", "body.1.weight", "body.1.bias"}
         reason = reasons["body.0.weight"]
-        assert "its input has shape [28, 6], whose first dimension is not that of the 4" in reason
-        assert "they may be in dimension 0, flattened sample by sample" in reason
+        assert "its input has shape [28, 6], in which the 4 samples may be in dimension 0" in reason
+        assert "the 4 samples may be in dimension 0, flattened sample by sample" in reason
         assert "batch_dim=" in reason
         exact(Flattened(), first, tokens(4, 7), batch_dim=0, **how)
 
