@@ -9,7 +9,7 @@ from cockpit.curvature.factors import (
     kronecker_factors,
     recursive_factors,
 )
-from cockpit.curvature.ggn import other_leaves, sampled_backward
+from cockpit.curvature.ggn import ExactRoot, exact_root, other_leaves, sampled_backward
 from cockpit.curvature.heads import Head, blocks_of, closed_forms
 from cockpit.curvature.jacobians import (
     jac_mat_prod,
@@ -23,7 +23,6 @@ from cockpit.curvature.lanczos import Krylov, Spectrum, extremes
 from cockpit.curvature.linearised import Linearised, refuse_coupled, undisturbed
 from cockpit.curvature.losses import (
     hessian_mat_prod,
-    root_of,
     sqrt_hessian,
     sqrt_hessian_sampled,
     sum_hessian,
@@ -39,6 +38,7 @@ __all__ = [
     "Curvature",
     "Density",
     "Differences",
+    "ExactRoot",
     "FirstPossible",
     "Head",
     "Hessian",
@@ -56,6 +56,7 @@ __all__ = [
     "closed_forms",
     "density",
     "diagonal_samples",
+    "exact_root",
     "extremes",
     "factors_of",
     "hessian_mat_prod",
@@ -69,7 +70,6 @@ __all__ = [
     "recursive_factors",
     "refuse_coupled",
     "residual_mat_prod",
-    "root_of",
     "sampled_backward",
     "sqrt_hessian",
     "sqrt_hessian_sampled",

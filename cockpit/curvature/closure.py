@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,6 +25,12 @@ Closure = Callable[..., Tensor]
 HOW_TO_SLICE = (
     "write it as def closure(samples=slice(None)): return loss_fn(model(x[samples]), y[samples])"
 )
+
+SMOOTH = 0.03
+"""Relative difference of the changes of the gradient ahead and behind that is taken for smooth."""
+
+WIDTHS = tuple(8.0**-k for k in range(4))
+"""Widths that are tried where it is not smooth, in units of the first one."""
 
 ANOTHER_LOSS = (
     "info['closure'] computes another loss than the one given as 'loss'. It has to compute that of "
@@ -199,7 +206,10 @@ class Differences(Curvature):
     """The Hessian by central differences of the gradient: two gradients for a product.
 
     The parameters are moved and put back, bit for bit, without the graphs that they are part of
-    noticing.
+    noticing. They move by h = ε^{1/3}, with the precision ε of the numbers: rounding contributes an
+    error of the order ε/h and the third derivative of the gradient one of the order h², and their
+    sum is smallest there, whatever the size of the parameters. Where the gradient changes ahead and
+    behind in different ways, there is a kink between (ReLU), and smaller widths are tried.
 
     Args:
         loss: Computes the loss, `[]`, with its graph.
@@ -213,9 +223,13 @@ class Differences(Curvature):
         super().__init__(parameters)
         self._loss, self._scale = loss, scale
 
+    @cached_property
+    def _here(self) -> Tensors:
+        return self._slope()
+
     def gradient(self) -> Tensors:
         """Return the gradient, in the parameters' shapes."""
-        return [g * self._scale for g in self._slope()]
+        return [g * self._scale for g in self._here]
 
     def _slope(self) -> Tensors:
         with torch.enable_grad():
@@ -233,13 +247,25 @@ class Differences(Curvature):
         if norm == 0:
             return direction
         digits = max(torch.finfo(p.dtype).eps for p in self.parameters)
-        width = digits ** (1 / 3) * (1 + self._norm(self.parameters)) / norm
+        smoothest, product = math.inf, direction
+        for shorter in WIDTHS:
+            found, uneven = self._difference(direction, digits ** (1 / 3) / norm * shorter)
+            if shorter == 1 or uneven < smoothest:
+                smoothest, product = uneven, found
+            if not smoothest > SMOOTH:
+                break
+        return [value * self._scale for value in product]
+
+    def _difference(self, direction: Tensors, width: float) -> tuple[Tensors, float]:
+        """Return the central difference, and the relative difference of those ahead and behind."""
         with moved(self.parameters, direction, width):
             ahead = self._slope()
         with moved(self.parameters, direction, -width):
             behind = self._slope()
-        factor = self._scale / (2 * width)
-        return [(a - b) * factor for a, b in zip(ahead, behind, strict=True)]
+        change = [a - b for a, b in zip(ahead, behind, strict=True)]
+        bend = [a + b - 2 * g for a, b, g in zip(ahead, behind, self._here, strict=True)]
+        size = self._norm(change)
+        return [c / (2 * width) for c in change], self._norm(bend) / size if size else 0.0
 
     def _norm(self, tensors: Sequence[Tensor]) -> float:
         norms = [torch.linalg.vector_norm(t.detach()).to(self.device) for t in tensors]

@@ -51,6 +51,18 @@ class Head:
     node: Any
     kind: str
 
+    def blocks(self, arrived: Tensor) -> Blocks:
+        """Return H, the Hessian of the loss with respect to the node's input.
+
+        Args:
+            arrived: Gradient of the loss with respect to the node's output.
+
+        Raises:
+            Unsupported: if a block were too large.
+        """
+        blocks = _blocks_of_softmax if self.kind == "softmax" else _blocks_of_squares
+        return blocks(self.node, arrived.detach())
+
     def sample(self, arrived: Tensor, generator: Source) -> Tensor:
         """Draw s with E[s sᵀ] = H, the Hessian of the loss with respect to the node's input.
 
@@ -115,7 +127,24 @@ def closed_forms(loss: Tensor, outputs: Tensor | None) -> list[Head] | None:
             stack += _parents(node)
         else:
             return None
+    if end is None and any(_leads_to_another(head, heads) for head in heads):
+        return None
     return heads
+
+
+def _leads_to_another(head: Head, heads: list[Head]) -> bool:
+    """Whether a head is computed from another one, which then is no input of the loss alone."""
+    others = {other.node for other in heads} - {head.node}
+    seen: set[Any] = set()
+    stack = _parents(head.node) if others else []
+    while stack:
+        node = stack.pop()
+        if node in others:
+            return True
+        if node not in seen:
+            seen.add(node)
+            stack += _parents(node)
+    return False
 
 
 def _leads_to(head: Any, end: Any) -> bool:
@@ -139,10 +168,7 @@ def _sample_softmax(node: Any, arrived: Tensor, generator: Source) -> Tensor:
     Here −ω is the sum of what arrives at a position's log-probabilities: the loss is linear in
     these, and each has the second derivative −(diag(p) − ppᵀ).
     """
-    p = node._saved_result.detach().exp()
-    dim = node._saved_dim
-    dim = dim - 2**64 if dim >= 2**63 else dim
-    weight = -arrived.to(p.dtype).sum(dim, keepdim=True)
+    p, dim, weight = _softmax(node, arrived)
     # The largest of p / e with exponential e is at c with probability p_c.
     drawn = (p / exponential(p, generator)).argmax(dim, keepdim=True)
     root = _root(weight)
@@ -151,11 +177,46 @@ def _sample_softmax(node: Any, arrived: Tensor, generator: Source) -> Tensor:
 
 def _sample_squares(node: Any, arrived: Tensor, generator: Source) -> Tensor:
     """Draw √h ε with random signs ε, whose covariance is diag(h)."""
+    inputs, weight = _squares(node, arrived)
+    return (_root(weight) * signs(inputs, generator)).expand_as(inputs)
+
+
+def _blocks_of_softmax(node: Any, arrived: Tensor) -> Blocks:
+    """Return ω (diag(p) − ppᵀ) for every position."""
+    p, dim, weight = _softmax(node, arrived)
+    if p.shape[dim] > LARGEST_BLOCK:
+        raise Unsupported(
+            f"the loss's Hessian has a block of {p.shape[dim]} classes for each sample, and more than "
+            f"{LARGEST_BLOCK} are too many; HessTrace(curvature='hutchinson') does without it"
+        )
+    p, weight = p.movedim(dim, -1), weight.movedim(dim, -1)
+    values = weight.unsqueeze(-1) * (torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2))
+    return Blocks(
+        values, lambda t: t.movedim(dim, -1), lambda t: t.movedim(-1, dim), False, _eps(values)
+    )
+
+
+def _blocks_of_squares(node: Any, arrived: Tensor) -> Blocks:
+    """Return the diagonal."""
+    inputs, weight = _squares(node, arrived)
+    return Blocks(weight.expand_as(inputs), _same, _same, True, _eps(weight))
+
+
+def _softmax(node: Any, arrived: Tensor) -> tuple[Tensor, int, Tensor]:
+    """Return the probabilities, the dimension of the classes, and the weight ω of every position."""
+    p = node._saved_result.detach().exp()
+    dim = node._saved_dim
+    dim = dim - 2**64 if dim >= 2**63 else dim
+    return p, dim, -arrived.to(p.dtype).sum(dim, keepdim=True)
+
+
+def _squares(node: Any, arrived: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the inputs, and the second derivatives by them."""
     inputs = node._saved_self.detach()
     weight = 2 * arrived
     if getattr(node, "_saved_reduction", 0) == 1:
         weight = weight / inputs.numel()
-    return (_root(weight) * signs(inputs, generator)).expand_as(inputs)
+    return inputs, weight
 
 
 def _root(weight: Tensor) -> Tensor:
@@ -181,12 +242,42 @@ class Blocks:
         values: The blocks, `[..., K, K]`, or the diagonal `[...]` where the blocks are scalars.
         arrange: Brings the outputs into the shape `[..., K]`.
         restore: Brings them back.
+        diagonal: Whether the blocks are scalars.
+        eps: Precision of the values: that of the loss, where it is computed in a lower one.
     """
 
     values: Tensor
     arrange: Callable[[Tensor], Tensor]
     restore: Callable[[Tensor], Tensor]
     diagonal: bool
+    eps: float
+
+    @property
+    def positions(self) -> torch.Size:
+        """Shape of the outputs without the dimension that is coupled, `[...]`."""
+        return self.values.shape if self.diagonal else self.values.shape[:-2]
+
+    @property
+    def couples_first(self) -> bool:
+        """Whether the blocks couple the entries of the outputs' first dimension."""
+        if self.diagonal:
+            return False
+        shape = self.restore(self.values[..., 0]).shape  # of the outputs
+        first = torch.arange(shape[0]).reshape(-1, *[1] * (len(shape) - 1))
+        entries = self.arrange(first.expand(shape))  # [..., K]
+        return bool((entries != entries[..., :1]).any())
+
+    def root(self, samples: int | None) -> Root:
+        """Return S with S Sᵀ = H, a column for every output of a sample.
+
+        Args:
+            samples: Number of samples, which lie in the first dimension; None where it is not known
+                which positions belong to the same sample, and each has columns of its own.
+        """
+        rows = 1 if samples is None else samples
+        factor = self.factor()
+        block = (1, 1) if self.diagonal else factor.shape[-2:]
+        return Root(factor.reshape(rows, -1, *block), self)
 
     def factor(self) -> Tensor:
         """Return S with S Sᵀ = H for each block; `[..., K, K]`, or `[...]`."""
@@ -198,10 +289,9 @@ class Blocks:
         self._check(values)
         return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
 
-    @staticmethod
-    def _check(values: Tensor) -> None:
-        eps = torch.finfo(values.dtype).eps
-        if bool(values.min() < -1e3 * eps * values.abs().max()):
+    def _check(self, values: Tensor) -> None:
+        tolerance = min(1e3 * self.eps, self.eps**0.5)
+        if bool(values.min() < -tolerance * values.abs().max()):
             raise Unsupported(NOT_CONVEX)
 
     def sample(self, generator: Source) -> Tensor:
@@ -211,6 +301,34 @@ class Blocks:
             return self.restore(factor * signs(factor, generator))
         noise = signs(factor[..., 0, :], generator)
         return self.restore((factor @ noise.unsqueeze(-1)).squeeze(-1))
+
+
+@dataclass(frozen=True)
+class Root:
+    """The columns of a square root of a loss's Hessian, made one by one.
+
+    Args:
+        factor: The factors of the blocks, by sample and position, `[N, P, K, K]`.
+        blocks: The Hessian.
+    """
+
+    factor: Tensor
+    blocks: Blocks
+
+    def __len__(self) -> int:
+        """Return the number of columns."""
+        return self.factor.shape[1] * self.factor.shape[3]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Yield the columns, in the shape of the outputs."""
+        whole = self.blocks.positions
+        if not self.blocks.diagonal:
+            whole = torch.Size([*whole, self.factor.shape[-1]])
+        for position in range(self.factor.shape[1]):
+            for column in self.factor[:, position].unbind(-1):  # [N, K]
+                vector = torch.zeros_like(self.factor[..., 0])  # [N, P, K]
+                vector[:, position] = column
+                yield self.blocks.restore(vector.reshape(whole))
 
 
 def blocks_of(loss: Tensor, outputs: Tensor, generator: Source) -> Blocks:
@@ -246,8 +364,9 @@ def blocks_of(loss: Tensor, outputs: Tensor, generator: Source) -> Blocks:
     noise = normal(outputs, generator)
     expected = product(noise)
     diagonal = product(torch.ones_like(outputs))
-    if _close(diagonal * noise, expected):
-        return Blocks(diagonal, _same, _same, diagonal=True)
+    eps = _precision(loss, outputs)
+    if _close(diagonal * noise, expected, eps):
+        return Blocks(diagonal, _same, _same, True, eps)
     for arrange, restore in _arrangements(shape):
         size = arrange(noise).shape[-1]
         if size > LARGEST_BLOCK:
@@ -258,8 +377,8 @@ def blocks_of(loss: Tensor, outputs: Tensor, generator: Source) -> Blocks:
             unit[..., k] = 1
             columns.append(arrange(product(restore(unit))))
         values = torch.stack(columns, dim=-1)  # [..., K, K]
-        if _close((values @ arrange(noise).unsqueeze(-1)).squeeze(-1), arrange(expected)):
-            return Blocks((values + values.mT) / 2, arrange, restore, diagonal=False)
+        if _close((values @ arrange(noise).unsqueeze(-1)).squeeze(-1), arrange(expected), eps):
+            return Blocks((values + values.mT) / 2, arrange, restore, False, eps)
     raise Unsupported(
         f"the loss's Hessian with respect to the outputs {list(shape)} is not made of blocks of at "
         f"most {LARGEST_BLOCK} for each sample: the loss couples the samples, or the outputs are too "
@@ -281,7 +400,24 @@ def _arrangements(
         yield lambda t: t.reshape(shape[0], -1), lambda t: t.reshape(shape)
 
 
-def _close(actual: Tensor, expected: Tensor) -> bool:
-    tolerance = torch.finfo(actual.dtype).eps ** 0.5
+def _close(actual: Tensor, expected: Tensor, eps: float) -> bool:
     size = torch.linalg.vector_norm(expected)
-    return bool(torch.linalg.vector_norm(actual - expected) <= tolerance * size)
+    return bool(torch.linalg.vector_norm(actual - expected) <= eps**0.5 * size)
+
+
+def _eps(tensor: Tensor) -> float:
+    return torch.finfo(tensor.dtype).eps
+
+
+def _precision(loss: Tensor, outputs: Tensor) -> float:
+    """Return the coarsest precision that is computed in between a loss and the outputs."""
+    kinds = {loss.dtype, outputs.dtype}
+    seen: set[Any] = {outputs.grad_fn}
+    stack = [loss.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            kinds |= {m.dtype for m in getattr(node, "_input_metadata", ())}
+            stack += _parents(node)
+    return max(torch.finfo(kind).eps for kind in kinds if kind.is_floating_point)

@@ -65,26 +65,7 @@ def sqrt_hessian(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor
         Unsupported: if it couples the samples, or is not convex, or couples more than 512 outputs.
     """
     z, value = evaluated(loss, outputs, targets)
-    return root_of(value, z)
-
-
-def root_of(value: Tensor, z: Tensor) -> Tensor:
-    """Return `sqrt_hessian` of a loss that is there already, in the graph of the outputs z."""
-    blocks = _by_sample(value, z)
-    factor = blocks.factor()
-    if blocks.diagonal:
-        factor = factor.reshape(len(z), -1)  # [N, M]
-        diagonals = torch.diag_embed(factor).transpose(0, 1)  # [M, N, M]
-        return diagonals.reshape(-1, *z.shape).to(z)
-    arranged = factor.shape[:-1]  # [N, ..., K]
-    factor = factor.reshape(len(z), -1, *factor.shape[-2:])  # [N, P, K, K]
-    columns = []
-    for position in range(factor.shape[1]):
-        for column in factor[:, position].unbind(-1):  # [N, K]
-            vector = torch.zeros_like(factor[..., 0])
-            vector[:, position] = column
-            columns.append(blocks.restore(vector.reshape(arranged)))
-    return torch.stack(columns).to(z)
+    return torch.stack(list(_by_sample(value, z).root(len(z)))).to(z)
 
 
 def sqrt_hessian_sampled(

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from cockpit.curvature.twice import NO_SECOND_DERIVATIVE, Gradients, differentiable_again
+from cockpit.curvature.twice import Gradients, differentiable_again, no_second_derivative
 from cockpit.errors import Unsupported
 
 Tensors = list[Tensor]
@@ -215,5 +215,5 @@ def _differentiating(device: torch.device) -> Iterator[None]:
             "donated buffer",  # of a compiled model
         )
         if any(sign in text for sign in signs):
-            raise Unsupported(NO_SECOND_DERIVATIVE.format(text.rstrip("."))) from error
+            raise no_second_derivative(text.rstrip(".")) from error
         raise

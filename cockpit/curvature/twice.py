@@ -12,16 +12,28 @@ from torch.autograd.function import BackwardCFunction
 
 from cockpit.errors import Unsupported
 
-NO_SECOND_DERIVATIVE = (
-    "a function of the model has no second derivative ({}). Compute the loss under PyTorch's math "
-    "attention, with torch.nn.attention.sdpa_kernel(SDPBackend.MATH), or hand over "
-    "info={{'closure': ...}}, a function that computes the loss of the same mini-batch anew"
+MATH_ATTENTION = (
+    "compute the loss under PyTorch's math attention, with "
+    "torch.nn.attention.sdpa_kernel(SDPBackend.MATH), or "
 )
 
 MARK = "torch::autograd::Error"
 """Node of the graph that raises when it is run: ``@once_differentiable`` puts it there."""
 
 Gradients = Sequence["Tensor | None"]
+
+
+def no_second_derivative(which: str) -> Unsupported:
+    """Return the refusal of a function that cannot be differentiated twice.
+
+    Args:
+        which: Names the function, in the words of whoever noticed.
+    """
+    kernel = MATH_ATTENTION if "attention" in which else ""
+    return Unsupported(
+        f"a function of the model has no second derivative ({which}); {kernel}hand over "
+        "info={'closure': ...}, a function that computes the loss of the same mini-batch anew"
+    )
 
 
 def differentiable_again(end: Tensor, differentiate: Callable[[], Gradients]) -> Gradients:
@@ -47,9 +59,9 @@ def differentiable_again(end: Tensor, differentiate: Callable[[], Gradients]) ->
                 hooks.callback(hook.remove)
         gradients = differentiate()
     if lost:
-        raise Unsupported(NO_SECOND_DERIVATIVE.format(f"that of {lost[0]} leaves no graph"))
+        raise no_second_derivative(f"that of {lost[0]} leaves no graph")
     if any(node.name() == MARK for node in _nodes(gradients)):
-        raise Unsupported(NO_SECOND_DERIVATIVE.format("it is marked with @once_differentiable"))
+        raise no_second_derivative("it is marked with @once_differentiable")
     return gradients
 
 

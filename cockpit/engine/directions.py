@@ -238,10 +238,21 @@ class Crossing:
 
 MOST_EVALUATIONS = 8
 
+NEAR = 1.1
+"""Ratio of the ends of a bracket that is narrow."""
+
+FLAT = 0.02
+"""Share of the deepest fall of the loss that is as good as none."""
+
+WIDEST = 2.0
+"""Ratio of the ends of a bracket within which a crossing is taken for found."""
+
 
 @dataclass(frozen=True)
 class LossCrossing(OfUpdate):
     """The smallest multiple s of the update with L(θ + s d) > L(θ), on the same mini-batch.
+
+    The search begins where the crossing was at the step before, at the same learning rate.
 
     Args:
         max_samples: Number of samples of the mini-batch that L is restricted to.
@@ -260,6 +271,7 @@ class LossCrossing(OfUpdate):
         rates = {float(_group_of(step, name)[1]["lr"]) for name in step.parameters}
         if len(rates) > 1:
             raise NotChecked("the groups of parameters have different learning rates")
+        rate = rates.pop()
         parameters, direction = list(step.parameters.values()), list(update.values())
 
         def loss(s: float) -> float:
@@ -267,22 +279,33 @@ class LossCrossing(OfUpdate):
                 return float(ahead.evaluate().detach())
 
         start = ahead.start
-        rises = [(s, value - start) for s, value in _bracket(loss, start)]
-        below = max((s, rise) for s, rise in [(0.0, 0.0), *rises] if s == 0 or rise < 0)
+        earlier = step.carried.get(self, rate)
+        first = earlier / rate if rate else 1.0
+        rises = [(s, value - start) for s, value in _bracket(loss, start, first)]
         above = min(((s, rise) for s, rise in rises if not rise < 0), default=None)
         if above is None:
-            reason = f"{below[0]:g} times the update still does not raise the loss"
+            reason = f"{max(rises)[0]:g} times the update still does not raise the loss"
             raise NotChecked(reason, usual=True)
+        below = max((s, rise) for s, rise in [(0.0, 0.0), *rises] if s < above[0])
         if below[0] == 0:
             raise NotChecked(f"even {above[0]:g} times the update raises the loss", usual=True)
-        return Crossing(_root(below, above), (below[0], above[0]), rates.pop(), ahead.basis)
+        step.carried[self] = rate * math.sqrt(below[0] * above[0])
+        if above[0] > WIDEST * below[0]:
+            raise NotChecked(
+                f"after {MOST_EVALUATIONS} evaluations of the loss it is known only that between "
+                f"{below[0]:.3g} and {above[0]:.3g} times the update would raise it",
+                usual=True,
+            )
+        return Crossing(_root(below, above), (below[0], above[0]), rate, ahead.basis)
 
 
-def _bracket(loss: Any, start: float) -> list[tuple[float, float]]:
+def _bracket(
+    loss: Callable[[float], float], start: float, first: float
+) -> list[tuple[float, float]]:
     """Evaluate the loss where it comes closer and closer to the crossing, as often as is allowed."""
     found: list[tuple[float, float]] = []
     low, high = (0.0, 0.0), (math.inf, 0.0)
-    s = 1.0
+    s, ratio, bisecting = first, math.inf, False  # ratio of the ends of the bracket
     for _ in range(MOST_EVALUATIONS - 1):
         value = loss(s)
         found.append((s, value))
@@ -292,10 +315,20 @@ def _bracket(loss: Any, start: float) -> list[tuple[float, float]]:
             low = (s, value - start)
         if high[0] == math.inf or low[0] == 0:
             s = _beyond(found[-2:], start)
-        else:
-            width = high[0] - low[0]
-            guess = _root(low, high)
-            s = min(max(guess, low[0] + 0.02 * width), high[0] - 0.02 * width)
+            continue
+        before, ratio = ratio, high[0] / low[0]
+        last, guess = s, _root(low, high)
+        s = math.sqrt(low[0] * high[0])
+        depth = start - min(value for _, value in found)
+        if abs(value - start) < FLAT * depth and ratio > NEAR:
+            # It is as good as there, and the other side is close.
+            s = last * NEAR**0.5 if last == low[0] else last / NEAR**0.5
+        elif not bisecting:
+            # Interpolation may approach from one side only, and leave the other end where it is.
+            bisecting = before**0.5 < ratio < before < math.inf
+            if not bisecting:
+                margin = 0.02 * (high[0] - low[0])
+                s = min(max(guess, low[0] + margin), high[0] - margin)
     return found
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
 import torch
 from backpack.extensions import KFAC, KFLR, KFRA
@@ -13,16 +12,16 @@ from cockpit.curvature import (
     Kronecker,
     Linearised,
     chain,
+    exact_root,
     factors_of,
     recursive_factors,
     refuse_coupled,
-    root_of,
     sampled_backward,
     sum_of,
     undisturbed,
 )
 from cockpit.engine.curvature import by_backpack, live
-from cockpit.engine.live import NO_OUTPUTS, Live, find_outputs
+from cockpit.engine.live import NO_OUTPUTS, Basis, Live, find_outputs
 from cockpit.engine.needs import Moment, Observation
 from cockpit.engine.step import NotChecked, PerParameter, Step
 from cockpit.errors import Unsupported
@@ -32,6 +31,17 @@ BY_BACKPACK = {"kfac": KFAC, "kflr": KFLR, "kfra": KFRA}
 
 MOST_COLUMNS = 512
 """Columns of the square root of the loss's Hessian, each of which takes a backward pass."""
+
+TOO_MANY = (
+    "KFLR takes a backward pass for each of the {} outputs of a sample, and more than "
+    f"{MOST_COLUMNS} are too many; use approximation='kfac'"
+)
+
+TOO_MANY_APART = (
+    "KFLR takes a backward pass for each of the {} outputs of the mini-batch, since their first "
+    "dimension is not sure to be that of the samples (batch first, and no other dimension as long), "
+    f"and more than {MOST_COLUMNS} are too many; use approximation='kfac'"
+)
 
 MOST_ELEMENTS = 2**27
 """Elements of a layer's Jacobian, for all samples, that KFRA may hold."""
@@ -69,16 +79,20 @@ class KroneckerFactors(Observation):
             )
         try:
             factors = self._factors(now)
-            step.bases[self] = now.basis(self.approximation, "graph")
+            self._note(step, now.basis(self.approximation, "graph"), factors)
             return factors
         except (NotChecked, Unsupported) as reason:
             try:
                 saved = by_backpack(step, BY_BACKPACK[self.approximation])
             except NotChecked:
                 raise reason from None
-        step.bases[self] = now.basis(self.approximation, "backpack")
         found = PerParameter((name, Kronecker(*parts)) for name, parts in saved.items())
+        self._note(step, now.basis(self.approximation, "backpack"), found)
         return _of_mean(found, now)
+
+    def _note(self, step: Step, basis: Basis, factors: PerParameter) -> None:
+        lacking = tuple(name for name in step.parameters if name not in factors)
+        step.bases[self] = replace(basis, lacking=lacking)
 
     def _factors(self, now: Live) -> PerParameter:
         if now.model is not None:
@@ -111,26 +125,17 @@ def _sampled(now: Live) -> PerParameter:
 
 def _exact(now: Live) -> PerParameter:
     """Return the factors of KFLR, from all columns of the square root of the loss's Hessian."""
-    outputs = _outputs(now)
     with torch.enable_grad():
-        columns = root_of(now.loss, outputs)
-    if len(columns) > MOST_COLUMNS:
-        raise NotChecked(
-            f"KFLR takes a backward pass for each of the {len(columns)} outputs of a sample, and "
-            f"more than {MOST_COLUMNS} are too many; use approximation='kfac'"
-        )
+        root = exact_root(now.loss, find_outputs(now.outputs), now.batch_size, now.generator())
+    if len(root) > MOST_COLUMNS:
+        raise NotChecked((TOO_MANY_APART if root.apart else TOO_MANY).format(len(root)))
     total = PerParameter()
-    for position, column in enumerate(columns):
-        send = now.pass_of(partial(_pull_back, outputs, column))
-        part = _known(now.reduce(send, factors_of, report=position == 0))
+    for place, column in enumerate(root.columns()):
+        part = _known(now.reduce(now.pass_of(column), factors_of, report=place == 0))
         for name, product in part.items():
             B, *rest = product.factors
             total[name] = Kronecker(B + total[name].factors[0] if name in total else B, *rest)
     return total
-
-
-def _pull_back(outputs: Tensor, column: Tensor, ends: list[Tensor]) -> tuple[Tensor | None, ...]:
-    return torch.autograd.grad(outputs, ends, column, retain_graph=True, allow_unused=True)
 
 
 def _recursive(now: Live) -> PerParameter:

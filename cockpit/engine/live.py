@@ -256,17 +256,21 @@ class Basis:
             ``"differences"`` of the closure's gradient, from ``"backpack"``.
         samples: How many samples there were; 0 where that is not known.
         micro_batches: In how many parts the mini-batch came, of which these are the first one.
+        lacking: Parameters that it has nothing of.
     """
 
     curvature: str
     source: str
     samples: int
     micro_batches: int = 1
+    lacking: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         text = f"curvature: {self.curvature}; source: {self.source}"
         if self.micro_batches > 1:
             text += f"; samples: those of the first of {self.micro_batches} micro-batches"
+        if self.lacking:
+            text += f"; without: {', '.join(self.lacking)}"
         return text
 
 

@@ -1,4 +1,4 @@
-"""The largest eigenvalue of the Hessian."""
+"""The largest eigenvalue of the Hessian, or of the generalised Gauss-Newton matrix."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from cockpit.transforms import Need
 
 @dataclass(frozen=True)
 class HessMaxEV(OfCurvature):
-    r"""Algebraically largest eigenvalue of the Hessian of the mini-batch loss: its sharpness.
+    r"""Algebraically largest eigenvalue of the curvature of the mini-batch loss: its sharpness.
 
-    Formula: :math:`\max_{\lVert v \rVert = 1} v^\top \nabla^2 L \, v`, for the mean loss, by Lanczos
-    iteration that starts from the eigenvectors of the step before. Beside it, in the run file: the
-    eigenvalue of the largest magnitude (``magnitude``, with its sign), the number of ``products``
-    with the Hessian, the ``residual`` :math:`\lVert \nabla^2 L \, v - \lambda v \rVert`, and whether
-    the tolerance was met (``converged``), and the number of ``samples``.
+    Formula: :math:`\max_{\lVert v \rVert = 1} v^\top C v`, with C the Hessian :math:`\nabla^2 L` of the
+    mean loss or, with ``matrix="ggn"``, its generalised Gauss-Newton matrix, by Lanczos iteration
+    that starts from the eigenvectors of the step before. Beside it, in the run file: the eigenvalue
+    of the largest magnitude (``magnitude``, with its sign), the number of ``products`` with C, the
+    ``residual`` :math:`\lVert C v - \lambda v \rVert`, whether the tolerance was met
+    (``converged``), and the number of ``samples``.
 
     How to read it: gradient descent with learning rate :math:`\eta` is stable up to :math:`2 / \eta`,
     and full-batch training tends to rise until there. A sudden growth precedes divergence.
@@ -34,7 +35,7 @@ class HessMaxEV(OfCurvature):
         verbose: Whether to print the value.
         tol: Relative error of the eigenvalue that is accepted.
         use_power: Taken for the sake of older scripts; Lanczos iteration always serves.
-        max_products: Number of products with the Hessian after which the search is given up.
+        max_products: Number of products with the matrix after which the search is given up.
         matrix: ``"hessian"``, or ``"ggn"`` for the generalised Gauss-Newton matrix, which leaves out
             the second derivatives of the model and has no negative eigenvalues for a convex loss.
         max_samples: Number of samples that it is restricted to, see `OfCurvature`; None for all.

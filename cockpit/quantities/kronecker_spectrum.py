@@ -27,11 +27,12 @@ class KroneckerSpectrum(Quantity):
     sum, ``effective_rank`` the exponential of the entropy of the eigenvalues divided by their sum,
     ``condition`` :math:`(\lambda_{\max} + \delta) / (\lambda_{\min} + \delta)` at the damping
     :math:`\delta`. Linear and convolutional layers that are called once have factors, the parameters
-    of others are left out. ``"kfac"`` samples one vector for each sample, ``"kflr"`` is exact up to
-    the approximation itself, at a backward pass for each output of the model, and both serve any
-    model and convex loss; ``"kfra"``, for small chains of layers (`nn.Sequential`) only, averages
-    the curvature on its way back. Where this package has no factors, and BackPACK does (bare
-    parameters of a model that ``backpack.extend`` has extended), its are taken.
+    of others are left out, which the run file says. ``"kfac"`` samples one vector for each sample,
+    ``"kflr"`` is exact up to the approximation itself, at a backward pass for each output of the
+    model, and both serve any model and convex loss; ``"kfra"``, for small chains of layers
+    (`nn.Sequential`) only, averages the curvature on its way back. Where this package has
+    no factors, and BackPACK does (bare parameters of a model that ``backpack.extend`` has extended,
+    with ``"kfra"``), its are taken.
 
     How to read it: layers with the largest eigenvalues limit the learning rate; an effective rank of
     a few says that the layer learns in a few directions only.

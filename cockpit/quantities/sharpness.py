@@ -60,10 +60,10 @@ class CriticalSharpness(OfCurvature):
 
     Formula: :math:`2 / \eta_c`, with :math:`\eta_c` the smallest learning rate at which the update of
     this step would have raised the mini-batch loss. It is found by at most 8 evaluations of
-    ``info["closure"]`` along the update; the parameters are put back, bit for bit. In the run file,
-    too: the ``bracket`` of :math:`\eta_c` in units of the learning rate, and :math:`2 / \eta` as
-    ``bound``. Not checked where the
-    update does not lower the loss at first.
+    ``info["closure"]`` along the update, which begin where it was the step before; the parameters are
+    put back, bit for bit. In the run file, too: the ``bracket`` of :math:`\eta_c` in units of the
+    learning rate, and :math:`2 / \eta` as ``bound``. Not checked where the update does not lower the
+    loss at first, and where the ends of the bracket are more than a factor of 2 apart.
 
     How to read it: for gradient descent on a quadratic it is :math:`g^\top H g / \lVert g \rVert^2`.
     At the learning rate's own :math:`2 / \eta`, the step overshoots to where it came from.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ from curvature.networks import Case, flat_gradient, mlp
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from cockpit import Cockpit
-from cockpit.curvature import Differences
+from cockpit import Cockpit, CockpitWarning
+from cockpit.curvature import Differences, Hessian, extremes
 from cockpit.quantities import HessMaxEV
 
 
@@ -103,6 +104,54 @@ def test_central_differences() -> None:
     v = torch.randn(matrix.size).double()
     torch.testing.assert_close(matrix @ v, case.hessian() @ v, rtol=1e-6, atol=1e-8)
     assert not (matrix @ torch.zeros_like(v)).any()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "error"), [(torch.float64, 1e-8), (torch.float32, 1e-3)], ids=["double", "single"]
+)
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU, nn.Hardswish])
+def test_differences_of_large_and_kinked_networks(
+    activation: Any, dtype: torch.dtype, error: float
+) -> None:
+    """The width does not grow with the parameters, and shrinks where there is a kink on the way."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 32), activation()]
+    for _ in range(2):
+        layers += [nn.Linear(32, 32), activation()]
+    model = nn.Sequential(*layers, nn.Linear(32, 5))
+    x, y = torch.randn(32, 8), torch.randint(5, (32,))
+
+    def loss() -> Tensor:
+        return F.cross_entropy(model(x), y)
+
+    model, x = model.double(), x.double()
+    exact = Hessian(loss(), list(model.parameters()))
+    start = torch.randn(exact.size).double()
+    top = extremes(exact.__matmul__, start).upper
+    vectors = [exact.flat(exact.gradient()), start, top]
+    expected = [exact @ vector for vector in vectors]
+    model, x = copy.deepcopy(model).to(dtype), x.to(dtype)
+    matrix = Differences(loss, list(model.parameters()))
+    for vector, product in zip(vectors, expected, strict=True):
+        apart = torch.linalg.vector_norm((matrix @ vector.to(dtype)).double() - product)
+        assert apart <= error * torch.linalg.vector_norm(product)
+
+
+def test_the_hint_of_attention_is_for_attention() -> None:
+    model, x = encoder()
+    watch = Cockpit(model.eval(), [HessMaxEV()])
+    loss = model.self_attn(x, x, x, need_weights=False)[0].square().mean()
+    with pytest.warns(CockpitWarning, match=r"attention.*MATH.*closure"), watch(0, loss=loss):
+        loss.backward()
+    other = nn.Sequential(nn.Linear(4, 5), nn.Hardsigmoid())
+    watch = Cockpit(other, [HessMaxEV()])
+    loss = other(torch.randn(3, 4)).square().mean()
+    with pytest.warns(CockpitWarning) as warned, watch(0, loss=loss):
+        loss.backward()
+    (message,) = [str(warning.message) for warning in warned]
+    assert "hardsigmoid" in message
+    assert "closure" in message
+    assert "attention" not in message
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of the compiler

@@ -165,6 +165,79 @@ def test_critical_sharpness_of_a_quadratic(rate: float) -> None:
     assert torch.equal(model.w, expected)
 
 
+class Falling(nn.Module):
+    """A loss that falls to a plateau, and rises steeply far beyond one update."""
+
+    def __init__(self, far: float) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(0.0, dtype=torch.float64))
+        self.far = far
+
+    def forward(self) -> Tensor:
+        s = self.w / self.far
+        return s**4 - torch.tanh(5 * s)
+
+
+@pytest.mark.parametrize("updates", [0.1, 0.7, 1.3, 3.0, 12.0, 30.0, 72.7, 300.0])
+def test_critical_sharpness_of_what_is_no_parabola(updates: float) -> None:
+    """False position would stay at one end of its bracket."""
+    model, calls = Falling(updates), 0
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    rate = updates / 50  # the update goes 1/updates of the way to the crossing
+    watch = Cockpit(model, [CriticalSharpness()], optimizer=opt)
+
+    def closure() -> Tensor:
+        nonlocal calls
+        calls += 1
+        return model()
+
+    loss = model()
+    with watch(0, loss=loss, closure=closure):
+        loss.backward()
+    opt.param_groups[0]["lr"] = rate
+    opt.step()
+    value = watch.get_output()[0]["CriticalSharpness"]
+    crossing = (2 / value) / (rate) * model.w.item()
+    assert crossing == pytest.approx(updates, rel=0.1)
+    assert calls <= 8
+
+
+def test_a_crossing_that_is_not_found_is_not_guessed() -> None:
+    class Cliff(Falling):
+        def forward(self) -> Tensor:
+            s = self.w / self.far
+            return (60 * (s - 1)).exp() - torch.tanh(5 * s)
+
+    model = Cliff(20000.0)
+    opt = torch.optim.SGD(model.parameters(), lr=1.0)
+    watch = Cockpit(model, [CriticalSharpness()], optimizer=opt)
+    loss = model()
+    with watch(0, loss=loss, closure=model):
+        loss.backward()
+    opt.param_groups[0]["lr"] = 4e4  # the update is 10, and the crossing at 2000 of these
+    opt.step()
+    (event,) = watch.run().events().to_dict("records")
+    assert event["kind"] == "not-checked"
+    assert re.search(r"known only that between .* times the update", event["message"])
+
+
+def test_the_search_begins_where_the_crossing_was() -> None:
+    """A crossing that takes most evaluations to reach is known precisely at the second step."""
+    model = Falling(3000.0)
+    opt = torch.optim.SGD(model.parameters(), lr=0.0)
+    watch = Cockpit(model, [CriticalSharpness()], optimizer=opt)
+    for step in range(2):
+        model.w.data.zero_()
+        opt.zero_grad()
+        loss = model()
+        with watch(step, loss=loss, closure=model):
+            loss.backward()
+        opt.param_groups[0]["lr"] = 600.0  # the update is 1
+        opt.step()
+    value = watch.get_output()[1]["CriticalSharpness"]
+    assert 2 / value / 600 == pytest.approx(3000, rel=0.01)
+
+
 class Slope(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -133,8 +133,8 @@ def test_kfra_with_max_pooling() -> None:
     compare(tracked(model, lambda: F.cross_entropy(model(x), y), quantity), expected)
 
 
-@pytest.mark.parametrize("approximation", ["kflr", "kfra"])
-def test_bare_parameters_have_those_of_backpack(approximation: str) -> None:
+@pytest.mark.parametrize(("approximation", "source"), [("kflr", "graph"), ("kfra", "backpack")])
+def test_bare_parameters_of_an_extended_model(approximation: str, source: str) -> None:
     model, x, y = made("mlp")
     expected = kronecker_factors(model, F.cross_entropy, x, y, approximation)
     twin, module = extend(model), extend(nn.CrossEntropyLoss())
@@ -143,7 +143,7 @@ def test_bare_parameters_have_those_of_backpack(approximation: str) -> None:
     with watch(0, loss=loss):
         loss.backward()
     compare(watch.get_output()[0]["KroneckerSpectrum"], expected)
-    assert watch.run().events()["message"][0] == f"curvature: {approximation}; source: backpack"
+    assert watch.run().events()["message"][0] == f"curvature: {approximation}; source: {source}"
     assert not any(hasattr(p, approximation) for p in twin.parameters())
 
 

@@ -160,7 +160,7 @@ def test_rounding_is_no_other_loss(dtype: torch.dtype, difference: float) -> Non
 def test_the_critical_sharpness_sees_the_masks() -> None:
     """The loss before the update is the one given, to the last bit."""
     model, x = encoder()
-    opt = torch.optim.SGD(model.parameters(), lr=0.01)
+    opt = torch.optim.SGD(model.parameters(), lr=0.5)
     watch = Cockpit(model, [CriticalSharpness()], optimizer=opt)
     seen: list[float] = []
 
