@@ -12,14 +12,14 @@ from models.zoo import ZOO, build
 
 NO_ATTENTION = "no attention module was called whose weights can be had"
 COUPLED = "normalises with the statistics of the batch, so the outputs of a sample depend on all"
-NO_BLOCKS = "is not made of blocks of at most 512 for each sample"
-NO_OUTPUTS = "needs the outputs of the model that the loss is computed from"
+NO_FACTORS = "no parameter has Kronecker factors"
+TOO_FLAT = "after 8 evaluations of the loss it is known only that between"
 
 WITH_WEIGHTS = {"VisionTransformer", "GPT-2"}
 """Models whose attention weights can be had: nn.MultiheadAttention, and the eager attention of transformers."""
 
-IN_SINGLE = {"GPT-2", "GPT-2, dropout", "Llama"}
-"""Models that compute the loss in single precision from logits in double: its Hessian is seen with noise."""
+OF_CONV1D = {"GPT-2", "GPT-2, dropout"}
+"""Models whose layers are transformers' Conv1D, which the Kronecker factors do not know."""
 
 OF_SAMPLES = {"HessTrace", "KroneckerSpectrum", "TICDiag", "TICTrace"}
 """Quantities of curvatures that are sums over the samples."""
@@ -31,10 +31,10 @@ def refusal(model: str, row: str) -> str | None:
         return NO_ATTENTION
     if row in OF_SAMPLES and model in ("BatchNorm, training", "MobileNetV3, training"):
         return COUPLED
-    if row == "KroneckerSpectrum" and model in IN_SINGLE:
-        return NO_BLOCKS
-    if row == "KroneckerSpectrum" and model == "Nested":  # it returns a tuple
-        return NO_OUTPUTS
+    if row == "KroneckerSpectrum" and model in OF_CONV1D:
+        return NO_FACTORS
+    if row == "CriticalSharpness" and model == "BERT":  # hundreds of updates do not raise its loss
+        return TOO_FLAT
     return None
 
 
