@@ -83,6 +83,8 @@ def test_the_demo_refuses_to_overwrite_what_is_no_run(
     assert "demo.db" in capsys.readouterr().err
 
 
+# What Lightning calls in PyTorch.
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning")
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_example(
     path: Path,

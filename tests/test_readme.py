@@ -24,9 +24,14 @@ PAGES = [
         "README.md",
         "CHANGELOG.md",
         "docs/index.md",
+        "docs/any-loop.md",
         "docs/any-model.md",
+        "docs/coverage.md",
+        "docs/curvature-operations.md",
+        "docs/distributed.md",
         "docs/edge-of-stability.md",
         "docs/from-1.0.md",
+        "docs/integrations.md",
         "docs/design.md",
         "examples/README.md",
     )
@@ -97,6 +102,22 @@ def test_names_exist() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
         if not target.startswith("https://"):
-            assert (page.parent / target).exists(), target
+            path, _, anchor = target.partition("#")
+            found = page.parent / path if path else page
+            assert found.exists(), target
+            assert not anchor or anchor in anchors(found), target
+
+
+def anchors(page: Path) -> set[str]:
+    """Return what the headings of a page can be linked by."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.M)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert {page for page in pages if f"({page})" not in index} == set()
+    assert pages <= {page.name for page in PAGES}

@@ -39,8 +39,10 @@ class AcceleratedCockpit(Cockpit):
 
     It unwraps the model and the optimizer, and tells the backward passes of an accumulation by the
     accelerator's count, so that the values are those of the whole batch. The division of the loss,
-    and the factor of a gradient scaler, are taken out of them. With several processes, the first
-    one is watched: its share of the batch. In the others it does nothing.
+    and the factor of a gradient scaler, are taken out of them.
+
+    With several processes, every one of them makes it and runs the same loop. The values are those of
+    the mini-batches of all processes together, and the first one writes the run file.
 
     The last batches of an epoch may be fewer than an accumulation takes. How many there are is seen
     from the length of the loader that `accelerator.prepare` returned; where it has none, that step
@@ -48,14 +50,15 @@ class AcceleratedCockpit(Cockpit):
 
     Args:
         accelerator: The accelerator.
-        model: The model, prepared or not.
+        model: The model, prepared or not; with several processes, prepared.
         quantities: What to track; see `cockpit.configuration`.
         optimizer: The optimizer, or a list of them, prepared or not.
         log: Path of the run file.
         arguments: Further arguments of `cockpit.Cockpit`.
 
     Raises:
-        CockpitError: if the accelerator spreads the parameters over processes.
+        CockpitError: if the accelerator spreads the parameters over processes, or the model of several
+            processes is none that it has prepared.
     """
 
     def __init__(
@@ -68,12 +71,11 @@ class AcceleratedCockpit(Cockpit):
         log: str | os.PathLike[str] | None = None,
         **arguments: Any,
     ) -> None:
-        main = accelerator.is_main_process
         super().__init__(
-            unwrapped(accelerator, model),
-            quantities if main else None,
+            watchable(accelerator, model),
+            quantities,
             optimizer=unwrapped_optimizers(optimizer),
-            log=log if main else None,
+            log=log,
             **arguments,
         )
         self._accelerator = accelerator
@@ -91,8 +93,6 @@ class AcceleratedCockpit(Cockpit):
 
         ``micro_batch`` is filled in.
         """
-        if not self._accelerator.is_main_process:
-            return nullcontext()
         number, last = self._number, self._accelerator.sync_gradients
         self._number = 0 if last else number + 1
         if number == 0:
@@ -115,11 +115,15 @@ class AcceleratedCockpit(Cockpit):
         return min(passes, len(loader) - self._accelerator.step + 1)
 
 
-def unwrapped(accelerator: Accelerator, model: nn.Module) -> nn.Module:
-    """Return the model as it was before `accelerator.prepare`.
+def watchable(accelerator: Accelerator, model: nn.Module) -> nn.Module:
+    """Return what a cockpit is to be given of a model.
+
+    With several processes that is its `DistributedDataParallel`, which knows them; otherwise the model
+    as it was before `accelerator.prepare`.
 
     Raises:
-        CockpitError: if the accelerator spreads the parameters over processes.
+        CockpitError: if the accelerator spreads the parameters over processes, or the model of several
+            processes is none that it has prepared.
     """
     kind = accelerator.distributed_type.name
     if kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA"):
@@ -127,8 +131,21 @@ def unwrapped(accelerator: Accelerator, model: nn.Module) -> nn.Module:
             f"The cockpit needs whole parameters, which Accelerate's {kind} gives to no process. Train "
             "on a single device or with data parallelism."
         )
-    bare = accelerator.unwrap_model(model)
-    return getattr(bare, "_orig_mod", bare)
+    if accelerator.num_processes == 1:
+        return _compiled_from(accelerator.unwrap_model(model))
+    parallel = _compiled_from(model)
+    if not isinstance(parallel, nn.parallel.DistributedDataParallel):
+        raise CockpitError(
+            f"With {accelerator.num_processes} processes the cockpit needs the model in "
+            f"DistributedDataParallel, got {type(parallel).__name__}. Make it on every process, with the "
+            "model that accelerator.prepare(model) has returned."
+        )
+    return parallel
+
+
+def _compiled_from(model: nn.Module) -> nn.Module:
+    """Return what `torch.compile` has made a model from, or the model itself."""
+    return getattr(model, "_orig_mod", model)
 
 
 def unwrapped_optimizers(optimizer: Any) -> Any:

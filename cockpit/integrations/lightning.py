@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 try:
     from lightning.pytorch import Callback
@@ -18,6 +18,7 @@ except ImportError:  # the same library under its older name
 from cockpit.cockpit import Cockpit
 from cockpit.errors import CockpitError
 from cockpit.integrations.passes import Passes, metrics, read_quantities
+from cockpit.integrations.redirection import Redirection
 from cockpit.quantities import Quantity
 
 SHARDED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "XLAFSDPStrategy")
@@ -49,9 +50,11 @@ class CockpitCallback(Callback):
 
     Without it, the number of samples is the length of the first tensor of the batch.
 
-    With several processes, the first one is watched: its share of the batch. In manual optimization
-    only the module knows which backward passes make up a step, so the callback refuses it; a
-    `cockpit.Cockpit` around ``self.manual_backward(loss)`` does it.
+    With several processes (the strategy ``"ddp"`` and its kin), the values are those of the batches of all
+    of them together, and the first one writes the run file.
+
+    In manual optimization only the module knows which backward passes make up a step, so the callback
+    refuses it; a `cockpit.Cockpit` around ``self.manual_backward(loss)`` does it.
 
     Args:
         quantities: What to track, or the label of a set; see `cockpit.configuration`.
@@ -59,8 +62,7 @@ class CockpitCallback(Callback):
         arguments: Further arguments of `cockpit.Cockpit`.
 
     Attributes:
-        cockpit: The `cockpit.Cockpit` of the present or last fit; None before, and in processes
-            that are not watched.
+        cockpit: The `cockpit.Cockpit` of the present or last fit; None before.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class CockpitCallback(Callback):
         self._log = log
         self._arguments = arguments
         self._passes: Passes | None = None
+        self._redirection: Redirection | None = None
         self._open = ExitStack()
         self._batch_size: int | None = None
         self._last = -1  # the last update whose batch has begun, and its last batch
@@ -90,8 +93,9 @@ class CockpitCallback(Callback):
         if not pl_module.automatic_optimization:
             raise CockpitError(
                 f"{type(pl_module).__name__} optimizes manually, and then CockpitCallback cannot know which "
-                "backward passes make up a step. Make a Cockpit(self, ...) in on_train_start, and in "
-                "training_step: with self.watch(step, loss=loss): self.manual_backward(loss)."
+                "backward passes make up a step. Make a Cockpit(self.trainer.strategy.model, ...) in "
+                "on_train_start, and in training_step: with self.watch(step, loss=loss): "
+                "self.manual_backward(loss)."
             )
         if strategy in SHARDED:
             raise CockpitError(
@@ -101,17 +105,18 @@ class CockpitCallback(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Make the cockpit; the optimizers are there, and a checkpoint has been loaded."""
-        folder = trainer.log_dir  # every process has to ask for it
-        if not trainer.is_global_zero:
-            return
+        folder = trainer.log_dir
+        model = _watchable(trainer, pl_module)
         log = self._log or os.path.join(folder or trainer.default_root_dir, "cockpit.db")
         loaded, self._loaded, self._state = self._loaded, {}, {}
         # A checkpoint may have been loaded for a test, and this fit may begin anew.
         resumed = bool(loaded) and loaded["step"] < trainer.global_step
         arguments = {"resume": resumed, **self._arguments}
         self.cockpit = Cockpit(
-            pl_module, self._quantities, optimizer=trainer.optimizers, log=log, **arguments
+            model, self._quantities, optimizer=trainer.optimizers, log=log, **arguments
         )
+        if model is not pl_module:
+            self._redirection = Redirection(model, pl_module)
         if resumed:
             self.cockpit.load_state_dict(loaded["cockpit"])
         place = "set self.individual_losses = losses in training_step"
@@ -130,6 +135,9 @@ class CockpitCallback(Callback):
 
     def _close(self) -> None:
         self._passes = None
+        if self._redirection is not None:
+            self._redirection.close()
+            self._redirection = None
         if self.cockpit is not None:
             self.cockpit.close()
 
@@ -190,6 +198,23 @@ class CockpitCallback(Callback):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Keep the state for the fit that comes."""
         self._loaded = dict(state_dict)
+
+
+def _watchable(trainer: Any, pl_module: Any) -> nn.Module:
+    """Return the module, or the `DistributedDataParallel` that it is wrapped in.
+
+    Raises:
+        CockpitError: if it is trained by several processes in another way.
+    """
+    model = trainer.strategy.model
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return model
+    if trainer.world_size > 1:
+        raise CockpitError(
+            "With several processes CockpitCallback needs the module in DistributedDataParallel, which "
+            f"{type(trainer.strategy).__name__} does not put it in. Train with the strategy 'ddp'."
+        )
+    return pl_module
 
 
 def _scale(trainer: Any, loss: Tensor) -> Tensor | float:

@@ -9,13 +9,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from torch import Tensor
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from cockpit.cockpit import Cockpit
 from cockpit.errors import CockpitError
-from cockpit.integrations.accelerate import unwrapped, unwrapped_optimizers
+from cockpit.integrations.accelerate import unwrapped_optimizers, watchable
 from cockpit.integrations.passes import Passes, metrics, read_quantities
 
 STATE_FILE = "cockpit.pt"
@@ -54,7 +55,10 @@ class CockpitTrainerMixin(_Trainer):
     trainer sees only their mean, so a `compute_loss` of one's own leaves them on the trainer:
     ``self.individual_losses = losses``, `[N]`.
 
-    With several processes, the first one is watched: its share of the batch.
+    With several processes (``torchrun``), the values are those of the batches of all of them together, and
+    the first one writes the run file. A `compute_loss` of one's own has to return a loss whose mean over
+    the processes is that of the whole, as the trainer's own does: where it divides by
+    ``num_items_in_batch``, it multiplies by ``self.accelerator.num_processes``.
 
     Args:
         args: Arguments of the trainer.
@@ -74,7 +78,7 @@ class CockpitTrainerMixin(_Trainer):
 
     @property
     def cockpit(self) -> Cockpit | None:
-        """The cockpit of the present or last training; None before, and in processes that are not watched."""
+        """The cockpit of the present or last training; None before."""
         return self._watch.cockpit
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -124,11 +128,8 @@ class _Watch(TrainerCallback):
                 f"{args.n_gpu} devices. Make one device visible, or start one process for each "
                 "device with torchrun."
             )
-        assert trainer.model is not None
-        model = unwrapped(trainer.accelerator, trainer.model)
-        if not trainer.is_world_process_zero():
-            return
-        saved = self._load()
+        model = watchable(trainer.accelerator, trainer.model_wrapped)
+        (saved,) = broadcast_object_list([self._load()])  # the others may have no such file
         arguments: dict[str, Any] = {
             "log": os.path.join(args.output_dir, "cockpit.db"),
             "resume": saved is not None,
@@ -176,7 +177,7 @@ class _Watch(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         folder = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
-        if self._passes is not None and os.path.isdir(folder):
+        if self._passes is not None and state.is_world_process_zero and os.path.isdir(folder):
             torch.save(self._passes.cockpit.state_dict(), os.path.join(folder, STATE_FILE))
 
     def close(self) -> None:

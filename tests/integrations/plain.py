@@ -54,9 +54,10 @@ def train(
     chosen: list[Quantity] | None = None,
     optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer] | None = None,
     clip: float | None = None,
+    model: nn.Module | None = None,
 ) -> nn.Module:
     """Train in a plain loop, a step for each batch, and return the model."""
-    model = network()
+    model = model or network()
     opt = (optimizer or sgd)(model.parameters())
     schedule = torch.optim.lr_scheduler.StepLR(opt, 2, 0.5)
     watch = Cockpit(model, tracked() if chosen is None else chosen, optimizer=opt, log=log)

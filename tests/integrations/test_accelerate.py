@@ -26,7 +26,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from cockpit import CockpitError, CockpitWarning, open_run, quantities
-from cockpit.integrations.accelerate import AcceleratedCockpit, unwrapped
+from cockpit.integrations.accelerate import AcceleratedCockpit, watchable
 
 
 @pytest.fixture(autouse=True)
@@ -158,26 +158,7 @@ def test_a_step_that_ends_sooner_than_foreseen_is_not_checked(tmp_path: Path) ->
     assert set(watch.get_output()) == {1}
 
 
-def test_other_processes_watch_nothing(tmp_path: Path) -> None:
-    accelerator = Accelerator(cpu=True)
-    other = SimpleNamespace(
-        is_main_process=False,
-        distributed_type=accelerator.distributed_type,
-        unwrap_model=accelerator.unwrap_model,
-    )
-    model = accelerator.prepare(network())
-    log = tmp_path / "run.db"
-    watch = AcceleratedCockpit(other, model, tracked(), log=log)
-    x, y = samples(N)
-    loss = F.cross_entropy(model(x), y)
-    with watch(0, loss=loss):
-        accelerator.backward(loss)
-    watch.log(0, train_loss=1.0)
-    watch.close()
-    assert not log.exists()
-
-
 def test_spread_parameters_are_refused() -> None:
     spread = SimpleNamespace(distributed_type=SimpleNamespace(name="FSDP"))
     with pytest.raises(CockpitError, match="needs whole parameters, which Accelerate's FSDP"):
-        unwrapped(spread, network())
+        watchable(spread, network())

@@ -283,8 +283,8 @@ class Manual(Classifier):
         return sgd(first.parameters()), sgd(last.parameters())
 
     def on_train_start(self) -> None:
-        optimizers = self.trainer.optimizers
-        self.watch = Cockpit(self, tracked(), optimizer=optimizers, log=self.path)
+        model, optimizers = self.trainer.strategy.model, self.trainer.optimizers
+        self.watch = Cockpit(model, tracked(), optimizer=optimizers, log=self.path)
 
     def on_train_end(self) -> None:
         self.watch.close()

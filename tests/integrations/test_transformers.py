@@ -156,6 +156,8 @@ class WithLosses(InOrder):
         if tokens is None:
             tokens = (inputs["labels"][:, 1:] != -100).sum()
         losses = losses_of_samples(logits, inputs["labels"], tokens)
+        if num_items_in_batch is not None:  # of all processes
+            losses = losses * self.accelerator.num_processes
         self.individual_losses = losses
         loss = losses.mean()
         return (loss, {"logits": logits}) if return_outputs else loss
