@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cockpit.errors import InvalidArgument, InvalidType
+from cockpit.presets import configuration
 from cockpit.quantities import Quantity
 
 COMPILED = "_orig_mod"
@@ -72,9 +73,13 @@ def _bare(model: Any) -> Any:
     return model
 
 
+def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters of a model, by their names without what `torch.compile` adds to them."""
+    return {name.replace(f"{COMPILED}.", ""): p for name, p in model.named_parameters()}
+
+
 def _of_module(model: nn.Module) -> dict[str, nn.Parameter]:
-    named_in_full = model.named_parameters()
-    everything = {name.replace(f"{COMPILED}.", ""): p for name, p in named_in_full}
+    everything = named_parameters(model)
     if not everything:
         raise InvalidArgument(
             f"{type(model).__name__} has no parameters, so there is nothing to track. If they are "
@@ -132,6 +137,26 @@ def read_quantity(quantity: Any) -> Quantity:
         "NormTest(), got "
         f"{_kind(quantity)}."
     )
+
+
+def read_quantities(quantities: Any) -> dict[str, Quantity]:
+    """Return the quantities by the names under which they are tracked; a label is that of a set of them.
+
+    Raises:
+        InvalidType: if something is no quantity.
+        InvalidArgument: if there is no set of that label, or two are equal.
+    """
+    if isinstance(quantities, str):
+        quantities = configuration(quantities)
+    if isinstance(quantities, Quantity):
+        raise InvalidType(
+            f"Cockpit takes a list of quantities, or the label of a set, got {_kind(quantities)} by "
+            f"itself. Give [{quantities.name}(...)]."
+        )
+    named: dict[str, Quantity] = {}
+    for quantity in quantities or ():
+        named[free_name(quantity, named)] = quantity
+    return named
 
 
 def free_name(quantity: Any, taken: Mapping[str, Quantity]) -> str:
@@ -305,6 +330,26 @@ def _made_from(loss: Tensor, part: Tensor) -> bool:
         loss, part, torch.ones_like(loss), retain_graph=True, allow_unused=True
     )
     return grad is not None
+
+
+def read_batch_size(batch_size: Any) -> int | None:
+    """Return the number of samples, None where it is not given.
+
+    Raises:
+        InvalidType: if it is no whole number.
+        InvalidArgument: if it is not positive.
+    """
+    if batch_size is None:
+        return None
+    try:
+        size = operator.index(batch_size)
+    except TypeError:
+        raise InvalidType(
+            f"'batch_size' must be a whole number, the samples of the batch, got {_kind(batch_size)}."
+        ) from None
+    if size < 1:
+        raise InvalidArgument(f"'batch_size' must be at least 1, got {size}.")
+    return size
 
 
 def read_loss_factor(factor: Any) -> Tensor | float:

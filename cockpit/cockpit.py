@@ -20,6 +20,7 @@ from cockpit._version import __version__
 from cockpit.arguments import (
     free_name,
     read_batch_dim,
+    read_batch_size,
     read_grad_scaler,
     read_loss_factor,
     read_loss_function,
@@ -27,6 +28,7 @@ from cockpit.arguments import (
     read_micro_batch,
     read_optimizers,
     read_parameters,
+    read_quantities,
     read_step,
 )
 from cockpit.coverage import Coverage, known, require_usable
@@ -34,7 +36,7 @@ from cockpit.engine import Engine, Extended, InForward, Losses, Observation, Pla
 from cockpit.engine.distributed import described, ranks_of
 from cockpit.engine.plan import merged
 from cockpit.errors import CockpitError, CockpitWarning, InvalidArgument
-from cockpit.forwarding import ForwardingWriter, Tracker
+from cockpit.forwarding import ForwardingWriter, Tracker, read_trackers
 from cockpit.gradients import MEMORY_BUDGET
 from cockpit.log import ParameterInfo, RunWriter, SilentWriter
 from cockpit.quantities import Quantity
@@ -47,7 +49,7 @@ STATE_VERSION = 1
 """Of what `Cockpit.state_dict` returns."""
 
 INFO = ("loss", "loss_factor", "individual_losses", "batch_size", "optimizer", "micro_batch")
-"""Keys of `info` that mean something here; all others are passed on to the quantities."""
+"""Keys of `info` that are read here; all others are passed on to the quantities."""
 
 SEVERAL_LOSSES_AND_BACKPACK = (
     "Several losses cannot be watched with the hooks of BackPACK, which know one backward pass: give "
@@ -84,7 +86,8 @@ class Cockpit(Recording):
         params: What is trained: the model (best: nothing else is needed), or an iterable of
             parameters or of (name, parameter) pairs, whose model has been extended with
             ``backpack.extend``.
-        quantities: What to track; see `cockpit.configuration` for sets of quantities.
+        quantities: What to track: quantities, or the label of a set, such as ``"economy"``; see
+            `cockpit.configuration`.
         optimizer: The optimizer, or a list of them. Any kind will do. With it, updates are observed
             as soon as they have been made; without it, when the next step begins.
         log: Path of the run file. An earlier run of that name is kept under another one. Without
@@ -119,7 +122,7 @@ class Cockpit(Recording):
     def __init__(
         self,
         params: nn.Module | Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]],
-        quantities: Iterable[Quantity] | None = None,
+        quantities: str | Iterable[Quantity] | None = None,
         *,
         optimizer: Any = None,
         log: str | os.PathLike[str] | None = None,
@@ -149,9 +152,8 @@ class Cockpit(Recording):
         self._last_tracked = -1
         self._skipped = -1  # the last step that was not tracked
         self._running: int | None = None
-        self._quantities: dict[str, Quantity] = {}
-        for quantity in quantities or ():
-            self._quantities[free_name(quantity, self._quantities)] = quantity
+        self._quantities = read_quantities(quantities)
+        trackers = read_trackers(trackers)
         self._in_forward: dict[str, Quantity] = {}
         self._expected: int | None = None
         self._needs_start = False  # whether some quantity compares with the first step entered
@@ -385,6 +387,7 @@ class Cockpit(Recording):
             )
         if plan.wants_gradients:
             self._reports.coupling(global_step, self._model)
+            self._reports.changed(global_step, self._model, engine.parameters)
         kept = merged(extensions)[0]
         engine.enter(step, plan, losses, tuple(kept), passes)
         self._running = global_step
@@ -408,7 +411,7 @@ class Cockpit(Recording):
 
     def _read_losses(self, info: Mapping[str, Any]) -> Losses:
         """Return the loss, the losses of the samples, and how many samples there are."""
-        batch_size = info.get("batch_size")
+        batch_size = read_batch_size(info.get("batch_size"))
         recorder = self._engine.recorder
         known = recorder.batch_sizes() if recorder else set()
         if recorder and self._batch_dim is None:

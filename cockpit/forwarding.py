@@ -49,6 +49,23 @@ class Tracker(Protocol):
         """Send what has been held back. The tracker's own run is its owner's to end."""
 
 
+def read_trackers(trackers: Any) -> list[Tracker]:
+    """Return the trackers that were handed over.
+
+    Raises:
+        InvalidType: if one of them is none.
+    """
+    listed = list(trackers) if isinstance(trackers, Iterable) else [trackers]
+    for tracker in listed:
+        if not isinstance(tracker, Tracker):
+            raise InvalidType(
+                f"trackers holds {tracker!r}, which is none: give objects of cockpit.integrations, "
+                "such as WandbTracker(run), or of your own with the methods scalars, histogram, event "
+                "and close."
+            )
+    return listed
+
+
 class ForwardingWriter:
     """A `RunWriter` that hands what it writes to trackers as well.
 
@@ -58,20 +75,10 @@ class ForwardingWriter:
     Args:
         writer: Writes the run file.
         trackers: Where to forward to.
-
-    Raises:
-        InvalidType: if one of them is no tracker.
     """
 
     def __init__(self, writer: RunWriter, trackers: Iterable[Tracker]) -> None:
         self._writer, self._trackers = writer, list(trackers)
-        for tracker in self._trackers:
-            if not isinstance(tracker, Tracker):
-                raise InvalidType(
-                    f"trackers holds {tracker!r}, which is none: give objects of cockpit.integrations, "
-                    "such as WandbTracker(run), or of your own with the methods scalars, histogram, "
-                    "event and close."
-                )
         self._queue: Queue[Send | threading.Event | None] = Queue(LONGEST_QUEUE)
         self._process, self._closed = os.getpid(), False
         self._problems: list[str] = []

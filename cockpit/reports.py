@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from cockpit.arguments import named_parameters
 from cockpit.coverage import Coverage
 from cockpit.engine import Missing, Result
 from cockpit.errors import CockpitError, CockpitWarning
@@ -152,13 +153,36 @@ class RunReports:
             if couples_samples(module):
                 self._note(step, "batch-coupled", name, reason, None)
 
+    def changed(
+        self, step: int, model: nn.Module | None, parameters: Mapping[str, nn.Parameter]
+    ) -> None:
+        """Note what of the model's parameters is not as it was when the cockpit was made."""
+        if model is None:
+            return
+        now = named_parameters(model)
+        for name, parameter in now.items():
+            if parameter.requires_grad and parameters.get(name) is not parameter:
+                what = "was replaced" if name in parameters else "began to be trained"
+                self._stale(step, name, f"it {what} after the cockpit was made; make a new one")
+        for name in parameters.keys() - now.keys():
+            self._stale(
+                step, name, "it has left the model since the cockpit was made; make a new one"
+            )
+
+    def _stale(self, step: int, name: str, reason: str) -> None:
+        if (name, reason) not in self._warned:
+            message = f"Step {step}: {name} is not tracked as it is now: {reason}."
+            self._note(step, "not-tracked", name, reason, message)
+
     def incomplete(self, step: int, number: int, passes: int) -> None:
         """Note a step whose batch did not come as a whole."""
         reason = f"only {number} of {passes} micro-batches came"
         message = f"Step {step} was not checked: {reason}."
         self._note(step, "not-checked", "micro_batch", reason, message)
 
-    def _note(self, step: int | None, kind: str, subject: str, reason: str, message: str | None) -> None:
+    def _note(
+        self, step: int | None, kind: str, subject: str, reason: str, message: str | None
+    ) -> None:
         self._writer.note(step, kind, subject, reason)
         if message is None:
             return

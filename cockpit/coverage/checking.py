@@ -181,7 +181,7 @@ def _all_at_once(
         found.handles[handle.name] = handle
 
     try:
-        gathering.begin(gathered, (), keep, loss)
+        gathering.begin(gathered, (), keep, [loss])
         arrived = _pull_back(loss, named)
         assert gathered.collector is not None
         for parameter, gradient in zip(named.values(), arrived, strict=True):

@@ -189,8 +189,7 @@ class Engine:
         if running.plan.wants_gradients:
             at_once = running.passes == 1 and self._ranks is None
             deliver = self._meet_all if at_once else partial(_keep, gathered)
-        loss = None if losses.parts else losses.loss
-        self._gathering.begin(gathered, running.plan.others, deliver, loss)
+        self._gathering.begin(gathered, running.plan.others, deliver, losses.backpropagated)
 
     def _take_forward(self, running: Running) -> None:
         step, plan = running.step, running.plan

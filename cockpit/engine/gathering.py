@@ -126,7 +126,7 @@ class Gathering:
             loss: The loss, in its graph.
             individual: The losses of the samples, `[N]`, to which nobody listens yet.
         """
-        graph = self._graph(loss)
+        graph = None if loss is None else self._graph([loss])
         if graph is None or individual is None or not self._audit.due(graph, individual):
             return
         size = len(individual)
@@ -140,11 +140,10 @@ class Gathering:
 
         self._audit.run(individual, graph.rounding(), listen)
 
-    def _graph(self, loss: Tensor | None) -> Graph | None:
-        """Read the graph of a loss, where there are hooks on the model."""
-        if loss is None or loss.grad_fn is None or self._recorder is None:
-            return None
-        return Graph(loss.grad_fn)
+    def _graph(self, losses: Sequence[Tensor]) -> Graph | None:
+        """Read the graph of the losses, where there are hooks on the model."""
+        roots = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
+        return Graph(*roots) if roots and self._recorder is not None else None
 
     def _listen(self, collector: Collector, direct: Direct, cleanup: ExitStack) -> None:
         """Let a collector hear of a pass of ours."""
@@ -159,7 +158,7 @@ class Gathering:
         gathered: Gathered,
         extensions: Sequence[BackpropExtension],
         deliver: Deliver | None,
-        loss: Tensor | None = None,
+        losses: Sequence[Tensor] = (),
     ) -> None:
         """Listen to the backward pass that comes.
 
@@ -168,13 +167,13 @@ class Gathering:
             extensions: Other extensions of BackPACK to run along.
             deliver: Called with each parameter's individual gradients as soon as they are complete;
                 None where these are not needed.
-            loss: The loss, in its graph, where there is one.
+            losses: The losses that are backpropagated, in their graph.
         """
         cleanup = gathered.cleanup
         cleanup.callback(gathered.scale.close)
         if deliver is not None:
             self.infer_batch_size(gathered)
-            graph = self._graph(loss)
+            graph = self._graph(losses)
             direct = self._direct(gathered.global_step, gathered.batch_size, graph)
             if self._unchecked and graph is not None:
                 gathered.sums.rounding = graph.rounding()
@@ -186,11 +185,10 @@ class Gathering:
             )
             gathered.collector = collector
             gathered.scale.listen(gathered.passes.note_loss)
-            take = collector.add
             if isinstance(gathered.scale, SeveralLosses):
-                gathered.arrivals = Arrivals()
-                take = gathered.arrivals.add
-            sink = partial(_arrived, gathered.passes, take)
+                gathered.arrivals = Arrivals(self.batch(gathered.global_step, gathered.batch_size))
+            taker = gathered.arrivals or collector
+            sink = partial(_arrived, gathered.passes, taker.add)
             # Accumulating its gradient is the last thing that happens to a parameter in a backward
             # pass (except that BackPACK's hooks may come later).
             accumulated = collector.complete
@@ -201,7 +199,7 @@ class Gathering:
                 self._recorder.listen(sink)
                 cleanup.callback(self._recorder.stop)
             for use in direct.all():
-                cleanup.callback(watch(use, partial(_used, gathered.passes, collector)))
+                cleanup.callback(watch(use, partial(_used, gathered.passes, taker)))
             if gathered.arrivals is not None:
                 accumulated = collector.note_accumulated  # further parts come with the next pass
             for name, parameter in self._parameters.items():
@@ -277,7 +275,7 @@ class Gathering:
         if collector is None:
             return
         if gathered.arrivals is not None:
-            gathered.arrivals.hand_over(collector.add)
+            gathered.arrivals.hand_over(collector)
         gathered.fault = self._fault(gathered, collector)
         if gathered.fault is None:
             known = collector.batch
@@ -364,7 +362,7 @@ class Gathering:
                 values[self._names[parameter]] = reduction(handle)
                 handle.release()
 
-        direct = self._direct(global_step, batch_size, self._graph(loss))
+        direct = self._direct(global_step, batch_size, self._graph([loss]))
         collector = Collector(
             partial(self._batch_of_call, global_step, batch_size),
             keep,
@@ -392,9 +390,9 @@ class Gathering:
         return PerParameter((name, values[name]) for name in self._parameters if name in values)
 
 
-def _used(passes: Passes, collector: Collector, use: Use, grad: Tensor) -> None:
+def _used(passes: Passes, taker: Collector | Arrivals, use: Use, grad: Tensor) -> None:
     passes.note()
-    collector.add_use(use, grad)
+    taker.add_use(use, grad)
 
 
 def _arrived(passes: Passes, take: Sink, call: Call, grads: tuple[Tensor | None, ...]) -> None:

@@ -42,3 +42,8 @@ class Losses(NamedTuple):
         if self.loss is None or (isinstance(self.factor, float) and self.factor == 1):
             return self.loss
         return self.loss / self.factor
+
+    @property
+    def backpropagated(self) -> tuple[Tensor, ...]:
+        """The losses that are backpropagated, one or several."""
+        return self.parts or (() if self.loss is None else (self.loss,))

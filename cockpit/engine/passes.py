@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from cockpit.gradients import Call
+from cockpit.gradients import (
+    Batch,
+    Call,
+    Collector,
+    IndividualGradients,
+    joint,
+    plain_arithmetic,
+)
+from cockpit.gradients.nodes import Use
 
 Grads = tuple["Tensor | None", ...]
 
@@ -46,14 +54,20 @@ class Passes:
 
 
 class Arrivals:
-    """Adds up what arrives at the output of each call in several passes over one graph.
+    """Adds up what arrives at the output of each call, and at each use outside of layers, in several passes.
 
     The individual gradients are linear in what arrives there, so the sums are served as if one pass
-    had brought them, in closed form where there is one.
+    had brought them, in closed form where there is one. What a use needs of the graph is gone by
+    then, and so it is served at once, but for the scale.
+
+    Args:
+        unit: The batch, without the scale that is known only when all losses have been seen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, unit: Batch) -> None:
+        self._unit = unit
         self._of: dict[int, tuple[Call, Grads]] = {}
+        self._of_uses: list[tuple[Use, IndividualGradients | Exception]] = []
 
     def add(self, call: Call, grads: Grads) -> None:
         """Take in the gradients that arrived at the output of a module."""
@@ -62,10 +76,27 @@ class Arrivals:
             grads = tuple(_plus(one, other) for one, other in zip(before, grads, strict=True))
         self._of[id(call)] = call, grads
 
-    def hand_over(self, sink: Callable[[Call, Grads], None]) -> None:
-        """Report the sums, call by call, and let go of them."""
+    def add_use(self, use: Use, grad: Tensor) -> None:
+        """Take in the gradient that arrived where a parameter is used outside of layers."""
+        with plain_arithmetic(grad.device):
+            try:
+                self._of_uses.append((use, use.gradients(grad, self._unit)))
+            except Exception as error:  # never let a fault of ours reach the user's backward pass
+                self._of_uses.append((use, error))
+
+    def hand_over(self, collector: Collector) -> None:
+        """Report the sums, one by one, and let go of them."""
         while self._of:
-            sink(*self._of.pop(next(iter(self._of))))
+            collector.add(*self._of.pop(next(iter(self._of))))
+        while self._of_uses:
+            use, made = self._of_uses.pop()
+            collector.add_made(use, partial(_scaled, made))
+
+
+def _scaled(made: IndividualGradients | Exception, batch: Batch) -> IndividualGradients:
+    if isinstance(made, Exception):
+        raise made
+    return joint(batch, [made], [batch.scale])
 
 
 def _plus(one: Tensor | None, other: Tensor | None) -> Tensor | None:

@@ -41,6 +41,11 @@ class Entry:
         """Return what it wants of the next step."""
         return [n for n in self.needs if isinstance(n, Next) and n not in self.step.values]
 
+    def missing(self) -> Missing | None:
+        """Return why it can be computed no more, whatever is yet to come; None where it may."""
+        values = (self.step.values.get(need) for need in self.needs)
+        return next((value for value in values if isinstance(value, Missing)), None)
+
 
 class Pending:
     """Computes quantities as soon as their needs have been met, and reports their values.
@@ -95,8 +100,11 @@ class Pending:
         first = len(self._results)
         with torch.no_grad():
             for entry in list(self._entries):
+                missing = entry.missing()
                 if entry.step.has(entry.needs):
                     self._compute(entry)
+                elif missing is not None:
+                    self._fail(entry, missing.reason, usual=missing.usual)
         if self._ranks is not None:
             self._results[first:] = agreed(self._ranks, self._results[first:])
 

@@ -129,7 +129,8 @@ class Plan:
 HINTS = {
     "individual_losses": "It is the loss of every sample, a tensor [N], for example from a loss "
     "function with "
-    'reduction="none". ',
+    'reduction="none"; in the training_step of Lightning and the compute_loss of a Trainer it is '
+    "left on self.individual_losses. ",
     "loss": "It is the loss on which backward() is called, a tensor with one element. ",
     "closure": "It is a function without arguments that computes the same loss anew. ",
 }

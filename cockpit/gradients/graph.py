@@ -16,17 +16,17 @@ ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 
 class Graph:
-    """All nodes below a loss. It holds them, so nobody may hold on to it after the backward pass.
+    """All nodes below a loss, or several. It holds them, so nobody may hold on to it after the backward pass.
 
     Args:
-        root: The node of the loss.
+        roots: The nodes of the losses.
     """
 
-    def __init__(self, root: Node) -> None:
-        self.above: dict[Node, list[tuple[Node, int]]] = {root: []}
+    def __init__(self, *roots: Node) -> None:
+        self.above: dict[Node, list[tuple[Node, int]]] = {root: [] for root in roots}
         self.accumulators: dict[Tensor, Node] = {}
         self._numbered: dict[int, Node] = {}
-        waiting = [root]
+        waiting = list(self.above)
         while waiting:
             node = waiting.pop()
             if node.name() == ACCUMULATE:

@@ -15,9 +15,10 @@ try:
 except ImportError:  # the same library under its older name
     from pytorch_lightning import Callback  # type: ignore[assignment]
 
+from cockpit.arguments import read_quantities
 from cockpit.cockpit import Cockpit
 from cockpit.errors import CockpitError
-from cockpit.integrations.passes import Passes, metrics, read_quantities
+from cockpit.integrations.passes import Passes, metrics
 from cockpit.integrations.redirection import Redirection
 from cockpit.quantities import Quantity
 
@@ -73,7 +74,7 @@ class CockpitCallback(Callback):
         **arguments: Any,
     ) -> None:
         self.cockpit: Cockpit | None = None
-        self._quantities = read_quantities(quantities)
+        self._quantities = list(read_quantities(quantities).values())
         self._log = log
         self._arguments = arguments
         self._passes: Passes | None = None
@@ -119,8 +120,7 @@ class CockpitCallback(Callback):
             self._redirection = Redirection(model, pl_module)
         if resumed:
             self.cockpit.load_state_dict(loaded["cockpit"])
-        place = "set self.individual_losses = losses in training_step"
-        self._passes = Passes(self.cockpit, place)
+        self._passes = Passes(self.cockpit)
         self._last = self._last_batch = -1
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:

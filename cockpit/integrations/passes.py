@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 
 from cockpit.cockpit import Cockpit
-from cockpit.errors import InvalidArgument
-from cockpit.presets import configuration
-from cockpit.quantities import Quantity
 
 
 class Passes:
@@ -22,12 +19,10 @@ class Passes:
 
     Args:
         cockpit: Watches them.
-        place: Where users of the framework leave the losses of the samples, for messages.
     """
 
-    def __init__(self, cockpit: Cockpit, place: str) -> None:
+    def __init__(self, cockpit: Cockpit) -> None:
         self.cockpit = cockpit
-        self._place = place
         self._next: tuple[int, int, int] | None = None
 
     @contextmanager
@@ -42,42 +37,15 @@ class Passes:
             passes: How many make up the step.
             losses: The losses of the samples, `[N]`, where they are known.
             info: What else the cockpit is to know.
-
-        Raises:
-            InvalidArgument: if something that is due needs the losses of the samples.
         """
         if number > 0 and self._next != (global_step, number, passes):
             yield
             return
         self._next = None
-        if losses is None:
-            self._check_losses(global_step)
         info |= {"individual_losses": losses, "micro_batch": (number, passes)}
         with self.cockpit(global_step, info=info):
             yield
         self._next = (global_step, number + 1, passes)
-
-    def _check_losses(self, global_step: int) -> None:
-        wanting = [
-            quantity.name
-            for quantity in self.cockpit.quantities
-            if any("individual_losses" in getattr(need, "info", ()) for need in quantity.needs())
-            and quantity.is_due(global_step)
-        ]
-        if wanting:
-            raise InvalidArgument(
-                f"{', '.join(wanting)} needs the loss of every sample, which is missing: "
-                f"{self._place}, a tensor [N], or track it no more."
-            )
-
-
-def read_quantities(quantities: str | Iterable[Quantity]) -> list[Quantity]:
-    """Return the quantities, or the set of them that has this label.
-
-    Raises:
-        InvalidArgument: if there is no such set.
-    """
-    return configuration(quantities) if isinstance(quantities, str) else list(quantities)
 
 
 def metrics(values: Any) -> dict[str, Any]:

@@ -14,10 +14,11 @@ from torch import Tensor
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
+from cockpit.arguments import read_quantities
 from cockpit.cockpit import Cockpit
 from cockpit.errors import CockpitError
 from cockpit.integrations.accelerate import unwrapped_optimizers, watchable
-from cockpit.integrations.passes import Passes, metrics, read_quantities
+from cockpit.integrations.passes import Passes, metrics
 
 STATE_FILE = "cockpit.pt"
 """Where a checkpoint of the trainer has the cockpit's state."""
@@ -116,7 +117,7 @@ class _Watch(TrainerCallback):
         self.number, self.of_step = 0, 1  # the backward pass that comes, and how many make a step
         self._trainer = trainer
         quantities = read_quantities(arguments.get("quantities", "economy"))
-        self._arguments = {**arguments, "quantities": quantities}
+        self._arguments = {**arguments, "quantities": list(quantities.values())}
         self._passes: Passes | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -138,7 +139,7 @@ class _Watch(TrainerCallback):
         }
         optimizer = unwrapped_optimizers(trainer.optimizer)
         self.cockpit = Cockpit(model, optimizer=optimizer, **arguments)
-        self._passes = Passes(self.cockpit, "set self.individual_losses = losses in compute_loss")
+        self._passes = Passes(self.cockpit)
         if saved is not None:
             self.cockpit.load_state_dict(saved)
 

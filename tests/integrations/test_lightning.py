@@ -258,7 +258,9 @@ def test_an_optimizer_that_evaluates_several_times_is_watched_once_a_step(tmp_pa
 
 def test_missing_losses_are_asked_for(tmp_path: Path) -> None:
     watch = CockpitCallback("economy", log=tmp_path / "run.db")
-    with pytest.raises(ValueError, match=r"Alpha needs the loss of every sample.*training_step"):
+    with pytest.warns(
+        CockpitWarning, match=r"Alpha was not checked: it needs 'individual_losses'.*training_step"
+    ):
         trainer(tmp_path, watch).fit(Classifier(give_losses=False), loader(N))
 
 

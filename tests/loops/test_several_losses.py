@@ -53,7 +53,23 @@ def sentences() -> tuple[nn.Module, Tensor]:
     return TwoHeads(Tokens(), 6).double(), torch.randint(7, (N, 4))
 
 
-KINDS = {"vectors": vectors, "images": images, "sentences": sentences}
+class Scaled(nn.Module):
+    """Uses parameters of its own outside of layers, in a part that both losses depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(1, 4))
+        self.heads = TwoHeads(nn.Linear(4, 5), 5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.heads(x * self.scale + self.shift)
+
+
+def scaled() -> tuple[nn.Module, Tensor]:
+    return Scaled().double(), torch.randn(N, 4, dtype=torch.float64)
+
+
+KINDS = {"vectors": vectors, "images": images, "sentences": sentences, "scaled": scaled}
 
 
 def problem(kind: str = "vectors") -> tuple[nn.Module, Tensor, Tensor, Tensor]:
