@@ -1,8 +1,7 @@
 """torch-cockpit: look inside a PyTorch training run.
 
 What reads runs, `open_run` and `CockpitPlotter`, is loaded when it is first used: a training loads
-    neither pandas nor
-matplotlib.
+neither pandas nor matplotlib.
 """
 
 from typing import TYPE_CHECKING, Any

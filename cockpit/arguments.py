@@ -33,8 +33,7 @@ def read_parameters(params: Any) -> tuple[dict[str, nn.Parameter], nn.Module | N
     if isinstance(params, Tensor | str | Mapping) or not isinstance(params, Iterable):
         raise InvalidType(
             "Cockpit takes a torch.nn.Module, an iterable of parameters, or of (name, parameter) "
-            "pairs, got "
-            f"{_kind(params)}. Pass the model itself: Cockpit(model, ...)."
+            f"pairs, got {_kind(params)}. Pass the model itself: Cockpit(model, ...)."
         )
     named: dict[str, Any] = {}
     for position, entry in enumerate(params):
@@ -43,23 +42,20 @@ def read_parameters(params: Any) -> tuple[dict[str, nn.Parameter], nn.Module | N
         if not isinstance(parameter, Tensor):
             raise InvalidType(
                 "Cockpit takes a torch.nn.Module, an iterable of parameters, or of (name, "
-                "parameter) pairs; entry "
-                f"{position} is {_kind(parameter)}. Pass the model itself: Cockpit(model, ...)."
+                f"parameter) pairs; entry {position} is {_kind(parameter)}. Pass the model itself: "
+                "Cockpit(model, ...)."
             )
         if not parameter.requires_grad:
             raise InvalidArgument(
                 f"Parameter {name!r} of shape {list(parameter.shape)} has requires_grad=False, so "
-                "no gradient can be "
-                "tracked for it. Leave it out, or pass the model itself, whose frozen parameters "
-                "are left out by "
-                "themselves."
+                "no gradient can be tracked for it. Leave it out, or pass the model itself, whose "
+                "frozen parameters are left out by themselves."
             )
         named[str(name)] = parameter
     if not named:
         raise InvalidArgument(
             "Cockpit got no parameters: the iterable is empty. An iterator such as "
-            "model.parameters() can be read only "
-            "once; pass the model itself: Cockpit(model, ...)."
+            "model.parameters() can be read only once; pass the model itself: Cockpit(model, ...)."
         )
     return named, None
 
@@ -83,16 +79,14 @@ def _of_module(model: nn.Module) -> dict[str, nn.Parameter]:
     if not everything:
         raise InvalidArgument(
             f"{type(model).__name__} has no parameters, so there is nothing to track. If they are "
-            "created in the first "
-            "forward pass, run one before Cockpit(model, ...)."
+            "created in the first forward pass, run one before Cockpit(model, ...)."
         )
     named = {name: p for name, p in everything.items() if p.requires_grad}
     if not named:
         raise InvalidArgument(
             f"None of the {len(everything)} parameters of {type(model).__name__} requires a "
-            "gradient, so there is "
-            "nothing to track. Set requires_grad=True on those that are trained before "
-            "Cockpit(model, ...)."
+            "gradient, so there is nothing to track. Set requires_grad=True on those that are "
+            "trained before Cockpit(model, ...)."
         )
     return named
 
@@ -108,9 +102,10 @@ def _refuse_shards(model: nn.Module) -> None:
     for name, way in SHARDING.items():
         if name in kinds:
             raise InvalidArgument(
-                f"{type(model).__name__} is sharded by {way}: every process holds only a piece of each "
-                "parameter, and of its gradient and its update. Watch the model, or a smaller one with the "
-                "same layers, in DistributedDataParallel: Cockpit(ddp_model, ...)."
+                f"{type(model).__name__} is sharded by {way}: every process holds only a piece of "
+                "each parameter, and of its gradient and its update. Watch the model, or a "
+                "smaller one with the same layers, in DistributedDataParallel: Cockpit(ddp_model, "
+                "...)."
             )
 
 
@@ -134,8 +129,7 @@ def read_quantity(quantity: Any) -> Quantity:
         raise InvalidType(f"{name} is a class; give an instance of it: {name}().")
     raise InvalidType(
         "Cockpit takes quantities, that is, instances of cockpit.quantities.Quantity such as "
-        "NormTest(), got "
-        f"{_kind(quantity)}."
+        f"NormTest(), got {_kind(quantity)}."
     )
 
 
@@ -150,8 +144,8 @@ def read_quantities(quantities: Any) -> dict[str, Quantity]:
         quantities = configuration(quantities)
     if isinstance(quantities, Quantity):
         raise InvalidType(
-            f"Cockpit takes a list of quantities, or the label of a set, got {_kind(quantities)} by "
-            f"itself. Give [{quantities.name}(...)]."
+            f"Cockpit takes a list of quantities, or the label of a set, got {_kind(quantities)} "
+            f"by itself. Give [{quantities.name}(...)]."
         )
     named: dict[str, Quantity] = {}
     for quantity in quantities or ():
@@ -206,8 +200,8 @@ def read_loss_function(loss_function: Any) -> nn.Module | None:
         return loss_function
     raise InvalidType(
         "loss_function must be a torch.nn.Module such as torch.nn.CrossEntropyLoss(), got "
-        f"{_kind(loss_function)}. A function cannot have BackPACK's hooks; leave it out where no quantity "
-        "needs BackPACK."
+        f"{_kind(loss_function)}. A function cannot have BackPACK's hooks; leave it out where no "
+        "quantity needs BackPACK."
     )
 
 
@@ -220,8 +214,8 @@ def read_batch_dim(batch_dim: Any) -> int | None:
     if batch_dim is None or (batch_dim in (0, 1) and not isinstance(batch_dim, bool)):
         return batch_dim
     raise InvalidArgument(
-        f"batch_dim must be 0 or 1, or None to see by oneself, got {_kind(batch_dim)}. If the samples are "
-        "in a later dimension, transpose the model's input."
+        f"batch_dim must be 0 or 1, or None to see by oneself, got {_kind(batch_dim)}. If the "
+        "samples are in a later dimension, transpose the model's input."
     )
 
 
@@ -262,9 +256,8 @@ def read_loss(loss: Any) -> Tensor | None:
     if loss.numel() != 1:
         raise InvalidArgument(
             f"'loss' must have one element, got a tensor of shape {list(loss.shape)}. Pass the "
-            "scalar on which "
-            "backward() is called, for example losses.mean(), and the losses of the samples as "
-            "'individual_losses'."
+            "scalar on which backward() is called, for example losses.mean(), and the losses of "
+            "the samples as 'individual_losses'."
         )
     return loss
 
@@ -315,8 +308,8 @@ def _read_parts(losses: Any) -> tuple[Tensor, ...]:
         for other, part in enumerate(read):
             if place != other and _made_from(loss, part):
                 raise InvalidArgument(
-                    f"loss[{place}] is made from loss[{other}], so that this would count twice. Give "
-                    "the parts, each once, or the one loss on which backward() is called."
+                    f"loss[{place}] is made from loss[{other}], so that this would count twice. "
+                    "Give the parts, each once, or the one loss on which backward() is called."
                 )
     return tuple(read)
 
@@ -417,8 +410,8 @@ def _read_individual_parts(
         return ()
     if len(losses) != count:
         raise InvalidArgument(
-            f"'individual_losses' has {len(losses)} tensors for {count} losses. Give one for each of "
-            "them, in their order, or one tensor [N] with the sums over the losses."
+            f"'individual_losses' has {len(losses)} tensors for {count} losses. Give one for each "
+            "of them, in their order, or one tensor [N] with the sums over the losses."
         )
     read = [read_individual_losses(one, batch_sizes) for one in losses]
     known = tuple(one for one in read if one is not None)
@@ -457,8 +450,8 @@ def read_micro_batch(micro_batch: Any) -> tuple[int, int]:
         number, passes = 0, 0
     if not 0 <= number < passes:
         raise InvalidArgument(
-            "'micro_batch' must be a pair (k, K) with 0 <= k < K, the number of the backward pass and how "
-            f"many make up the step, got {micro_batch!r}."
+            "'micro_batch' must be a pair (k, K) with 0 <= k < K, the number of the backward pass "
+            f"and how many make up the step, got {micro_batch!r}."
         )
     return number, passes
 

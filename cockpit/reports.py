@@ -140,6 +140,10 @@ class RunReports:
         )
         self._note(global_step, "doubt", "loss", reason, f"Step {global_step}: the loss: {reason}.")
 
+    def layout(self, global_step: int, subject: str, reason: str) -> None:
+        """Note what is not known for sure of where the samples lie."""
+        self._note(global_step, "layout", subject, reason, None)
+
     def coupling(self, step: int, model: nn.Module | None) -> None:
         """Note once which modules make the loss of one sample depend on the others."""
         if model is None or self._coupling_noted:

@@ -1,9 +1,8 @@
 """What can be asked of the individual gradients of a parameter, by name.
 
 A transform is a value: equal ones are computed once, whoever asks. Each is a function of an
-    `IndividualGradients` handle,
-usable in a quantity, in ``BatchGradTransforms({...})``, or by itself. Any other function of a
-handle does as well.
+`IndividualGradients` handle, usable in a quantity, in ``BatchGradTransforms({...})``, or by itself.
+Any other function of a handle does as well.
 """
 
 from __future__ import annotations

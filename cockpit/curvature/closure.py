@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from backpack import disable as backpack_disabled
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from cockpit.curvature.products import Curvature, Tensors
 from cockpit.errors import Unsupported
+from cockpit.gradients.graph import Graph
 from cockpit.gradients.randomness import RandomState
 from cockpit.gradients.rules.rerun import plain_attention, replaying
 
@@ -28,6 +29,9 @@ HOW_TO_SLICE = (
 
 SMOOTH = 0.03
 """Relative difference of the changes of the gradient ahead and behind that is taken for smooth."""
+
+ROUGH = 0.5
+"""Error of a product, in units of the longest one of a unit vector so far, from which on it is refused."""
 
 WIDTHS = tuple(8.0**-k for k in range(4))
 """Widths that are tried where it is not smooth, in units of the first one."""
@@ -209,7 +213,9 @@ class Differences(Curvature):
     noticing. They move by h = ε^{1/3}, with the precision ε of the numbers: rounding contributes an
     error of the order ε/h and the third derivative of the gradient one of the order h², and their
     sum is smallest there, whatever the size of the parameters. Where the gradient changes ahead and
-    behind in different ways, there is a kink between (ReLU), and smaller widths are tried.
+    behind in different ways, there is a kink between (ReLU), and smaller widths are tried. ε is that
+    of the coarsest precision in the graph of the loss: under autocast, a smaller step would change
+    nothing in what is computed.
 
     Args:
         loss: Computes the loss, `[]`, with its graph.
@@ -222,6 +228,8 @@ class Differences(Curvature):
     ) -> None:
         super().__init__(parameters)
         self._loss, self._scale = loss, scale
+        self._rounding = max(torch.finfo(p.dtype).eps for p in self.parameters)
+        self._longest = 0.0  # of the products of unit vectors so far
 
     @cached_property
     def _here(self) -> Tensors:
@@ -233,12 +241,19 @@ class Differences(Curvature):
 
     def _slope(self) -> Tensors:
         with torch.enable_grad():
-            grads = torch.autograd.grad(self._loss(), self.parameters, allow_unused=True)
+            loss = self._loss()
+            if loss.grad_fn is not None:
+                self._rounding = max(self._rounding, Graph(loss.grad_fn).rounding())
+            grads = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         zeros = (torch.zeros_like(p) for p in self.parameters)
         return [z if g is None else g.detach() for g, z in zip(grads, zeros, strict=True)]
 
     def times(self, vectors: Sequence[Tensor | None]) -> Tensors:
-        """Return (∇L(θ + hv) − ∇L(θ − hv)) / 2h, to about half the digits."""
+        """Return (∇L(θ + hv) − ∇L(θ − hv)) / 2h, to about half the digits.
+
+        Raises:
+            Unsupported: if kinks or rounding leave too little of it.
+        """
         direction = [
             torch.zeros_like(p) if v is None else v.to(p)
             for v, p in zip(vectors, self.parameters, strict=True)
@@ -246,45 +261,78 @@ class Differences(Curvature):
         norm = self._norm(direction)
         if norm == 0:
             return direction
-        digits = max(torch.finfo(p.dtype).eps for p in self.parameters)
-        smoothest, product = math.inf, direction
+        here = self._here  # tells the precision
+        step = self._rounding ** (1 / 3)
+        tried = []
         for shorter in WIDTHS:
-            found, uneven = self._difference(direction, digits ** (1 / 3) / norm * shorter)
-            if shorter == 1 or uneven < smoothest:
-                smoothest, product = uneven, found
-            if not smoothest > SMOOTH:
+            tried.append(self._difference(here, direction, step / norm * shorter))
+            if tried[-1].uneven <= max(SMOOTH, step):
                 break
-        return [value * self._scale for value in product]
+        best = min(tried, key=lambda difference: difference.uneven)
+        if best.uneven == math.inf and not any(difference.moves for difference in tried):
+            return [torch.zeros_like(p) for p in self.parameters]
+        length = self._norm(best.product) / norm
+        self._longest = max(self._longest, length)
+        if not best.uneven * length <= ROUGH * self._longest:
+            raise Unsupported(
+                "the gradients that info['closure'] yields change too unevenly along a direction to tell "
+                "a second derivative: there are kinks, or they are rounded too coarsely (relative error "
+                f"{self._rounding:.1g}); compute the loss in the closure in a higher precision, without "
+                "autocast"
+            )
+        return [value * self._scale for value in best.product]
 
-    def _difference(self, direction: Tensors, width: float) -> tuple[Tensors, float]:
-        """Return the central difference, and the relative difference of those ahead and behind."""
+    def _difference(self, here: Tensors, direction: Tensors, width: float) -> _Difference:
         with moved(self.parameters, direction, width):
             ahead = self._slope()
         with moved(self.parameters, direction, -width):
             behind = self._slope()
         change = [a - b for a, b in zip(ahead, behind, strict=True)]
-        bend = [a + b - 2 * g for a, b, g in zip(ahead, behind, self._here, strict=True)]
-        size = self._norm(change)
-        return [c / (2 * width) for c in change], self._norm(bend) / size if size else 0.0
+        bend = [a + b - 2 * g for a, b, g in zip(ahead, behind, here, strict=True)]
+        size, uneven = self._norm(change), self._norm(bend)
+        return _Difference(
+            product=[c / (2 * width) for c in change],
+            uneven=uneven / size if size else math.inf,
+            moves=size > 0 or uneven > 0,
+        )
 
     def _norm(self, tensors: Sequence[Tensor]) -> float:
         norms = [torch.linalg.vector_norm(t.detach()).to(self.device) for t in tensors]
         return float(torch.linalg.vector_norm(torch.stack(norms)))
 
 
+class _Difference(NamedTuple):
+    """A central difference of the gradient.
+
+    Args:
+        product: What it makes of the product with the Hessian.
+        uneven: Relative difference of the changes ahead and behind.
+        moves: Whether the gradient changes at all.
+    """
+
+    product: Tensors
+    uneven: float
+    moves: bool
+
+
 @contextmanager
 def moved(
     parameters: Sequence[Tensor], direction: Sequence[Tensor], length: float
 ) -> Iterator[None]:
-    """Move parameters along a direction, and put the very same values back afterwards."""
+    """Move parameters along a direction, and put the very same values back afterwards.
+
+    Autocast is made to forget the copies in another precision that it keeps of them.
+    """
     kept = [parameter.data for parameter in parameters]
     try:
         for parameter, value, step in zip(parameters, kept, direction, strict=True):
             parameter.data = value + length * step
+        torch.clear_autocast_cache()
         yield
     finally:
         for parameter, value in zip(parameters, kept, strict=True):
             parameter.data = value
+        torch.clear_autocast_cache()
 
 
 class FirstPossible(Curvature):

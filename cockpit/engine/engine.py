@@ -292,9 +292,10 @@ class Engine:
         """Leave a step without its results: something went wrong in the user's code."""
         running, self._running, self._paused = self._running, None, None
         self._waiting.clear()
+        self._gathering.forget()
         self.updates.forget()
         for gathered in running.done if running is not None else ():
-            gathered.cleanup.close()
+            gathered.discard()
 
     @property
     def pause(self) -> tuple[int, int, int] | None:

@@ -6,19 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from backpack import backpack
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 
-from cockpit.engine.audit import Audit, Judge
+from cockpit.engine.audit import Audit, Heard
 from cockpit.engine.live import Pass
 from cockpit.engine.passes import Arrivals, Passes
 from cockpit.engine.reports import Reports
 from cockpit.engine.several import Scale, SeveralLosses
 from cockpit.engine.step import NotChecked, PerParameter
 from cockpit.engine.sums import Sums
+from cockpit.engine.trust import Trust
 from cockpit.gradients import (
     Batch,
     Call,
@@ -35,6 +36,16 @@ UNSEEN = (
     "called is another object than the model that the cockpit was given; make the cockpit before the "
     "first call, or, where the model was compiled with torch.compile and called before, call "
     "torch._dynamo.reset() once it is made"
+)
+
+NOT_AUDITED = (
+    "the individual losses are not what the loss is made from, so that the individual gradients belong to "
+    "their samples is not audited; give the losses that the loss is the mean or sum of"
+)
+
+FIRST_DIMENSION = (
+    "the number of samples was taken from the first dimension of the model's input; give individual_losses "
+    "or batch_size, or say where the samples are with Cockpit(..., batch_dim=)"
 )
 
 Deliver = Callable[[IndividualGradients], None]
@@ -68,10 +79,26 @@ class Gathered:
     sums: Sums = field(default_factory=Sums)
     early: bool = False  # whether gradients reached a layer before they reached the loss
 
+    def discard(self) -> None:
+        """Stop listening, and let go of what has arrived."""
+        self.cleanup.close()
+        self.collector = self.arrivals = None  # they refer back: a circle would outlive the step
+        self.arriving.clear()
+        self.sums = Sums()
+
     @property
     def mixed(self) -> bool:
         """Whether there was more than one backward pass where one was expected."""
         return self.passes.count > 1 and self.arrivals is None
+
+
+class _Read(NamedTuple):
+    """What the graph of a loss says, of a batch of some size."""
+
+    size: int
+    loss: Tensor | None
+    graph: Graph
+    direct: Direct
 
 
 class Gathering:
@@ -100,11 +127,14 @@ class Gathering:
     ) -> None:
         self._parameters, self._audit, self._batch_dim = parameters, audit, batch_dim
         self._names: dict[Tensor, str] = {p: name for name, p in parameters.items()}
+        self._trust = Trust(self._names, audit)
         self._sizes = tuple(p.numel() for p in parameters.values())
         self._recorder = recorder
         self._memory_budget, self._seed, self._reports = memory_budget, seed, reports
         self._unchecked = set(parameters)  # whose individual gradients were never summed
         self._reduction_checked = False
+        self._noted: set[str] = set()
+        self._ahead: _Read | None = None
 
     def seed_of(self, global_step: int) -> int:
         """Return the seed of the random numbers of a step."""
@@ -115,30 +145,49 @@ class Gathering:
         seed = self.seed_of(global_step)
         dim, stated, doubtful = self._batch_dim or 0, self._batch_dim is not None, False
         if not stated and self._recorder is not None:
-            dim, doubtful = self._recorder.batch_dim(size), self._recorder.time_first(size)
+            dim, doubtful = self._recorder.batch_dim(size), not self._recorder.tells_first(size)
         return Batch(size, scale, self._memory_budget, seed, self._sizes, dim, stated, doubtful)
 
     def audit(self, global_step: int, loss: Tensor | None, individual: Tensor | None) -> None:
-        """Check the individual gradients of one sample, if this is the step for it.
+        """Check that the individual gradients belong to their samples, if this is the step for it.
 
         Args:
             global_step: Number of the step.
             loss: The loss, in its graph.
             individual: The losses of the samples, `[N]`, to which nobody listens yet.
         """
+        self._audit.begin()
         graph = None if loss is None else self._graph([loss])
-        if graph is None or individual is None or not self._audit.due(graph, individual):
+        if graph is None or individual is None or len(individual) < 2 or not self._audit.enabled:
             return
+        if individual.grad_fn not in graph.above:
+            self._note_once(global_step, "audit", NOT_AUDITED)
+            return
+        assert self._recorder is not None
         size = len(individual)
-        direct = self._direct(global_step, size, graph)
+        batch, direct = self.batch(global_step, size), self._direct(global_step, size, graph)
+        self._ahead = _Read(size, loss, graph, direct)
+        expected = self._trust.expected(self._recorder.calls(), direct, batch)
+        if not self._audit.due(expected) or not self._audit.harmless(graph):
+            return
 
-        def listen(judge: Judge, cleanup: ExitStack) -> Collector:
-            batch = partial(self._batch_of_call, global_step, size)
-            collector = Collector(batch, judge, trusts=lambda parameter: True, direct=direct)
+        def listen(heard: Heard, cleanup: ExitStack) -> Collector:
+            collector = Collector(
+                partial(self._batch_of_call, global_step, size),
+                heard,
+                judge=lambda parameter, taken: None,
+                known=self._trust.known,
+                direct=direct,
+            )
             self._listen(collector, direct, cleanup)
             return collector
 
-        self._audit.run(individual, graph.rounding(), listen)
+        self._audit.run(individual, graph.rounding(), self.seed_of(global_step), listen)
+
+    def _note_once(self, global_step: int, subject: str, reason: str) -> None:
+        if reason not in self._noted:
+            self._noted.add(reason)
+            self._reports.layout(global_step, subject, reason)
 
     def _graph(self, losses: Sequence[Tensor]) -> Graph | None:
         """Read the graph of the losses, where there are hooks on the model."""
@@ -172,15 +221,18 @@ class Gathering:
         cleanup = gathered.cleanup
         cleanup.callback(gathered.scale.close)
         if deliver is not None:
+            told = gathered.batch_size or self._batch_dim is not None
             self.infer_batch_size(gathered)
-            graph = self._graph(losses)
-            direct = self._direct(gathered.global_step, gathered.batch_size, graph)
+            if not told and self._recorder is not None and self._recorder.guesses_size:
+                self._note_once(gathered.global_step, "samples", FIRST_DIMENSION)
+            graph, direct = self._read(gathered, losses)
             if self._unchecked and graph is not None:
                 gathered.sums.rounding = graph.rounding()
             collector = Collector(
                 partial(self._batch_of, gathered),
                 partial(self._complete, gathered, deliver),
-                trusts=lambda parameter: True,
+                judge=self._trust.objection,
+                known=self._trust.known,
                 direct=direct,
             )
             gathered.collector = collector
@@ -211,6 +263,24 @@ class Gathering:
                     cleanup.callback(parameter.register_hook(see).remove)
         if extensions:
             cleanup.enter_context(backpack(*extensions))
+
+    def forget(self) -> None:
+        """Let go of the graph that was read for the audit: no backward pass comes through it."""
+        self._ahead = None
+
+    def _read(self, gathered: Gathered, losses: Sequence[Tensor]) -> tuple[Graph | None, Direct]:
+        """Read the graph of the losses, unless that was done for the audit."""
+        ahead, size = self._ahead, gathered.batch_size
+        self.forget()
+        if (
+            ahead is not None
+            and ahead.size == size
+            and len(losses) == 1
+            and ahead.loss is losses[0]
+        ):
+            return ahead.graph, ahead.direct
+        graph = self._graph(losses)
+        return graph, self._direct(gathered.global_step, size, graph)
 
     def _direct(self, global_step: int, size: int, graph: Graph | None) -> Direct:
         """Find the parameters that the model uses outside of layers."""
@@ -259,13 +329,7 @@ class Gathering:
         if name in gathered.arriving and not gathered.mixed:
             self._unchecked.discard(name)
             gathered.sums.compare(name, handle, gathered.arriving.pop(name))
-        collector = gathered.collector
-        assert collector is not None
-        objection = self._audit.objection(name, collector.guessed.get(parameter))
-        if objection is not None:
-            collector.refuse(parameter, objection)
-        else:
-            deliver(handle)
+        deliver(handle)
 
     def finish(self, gathered: Gathered) -> None:
         """Take what no layer has reported, and note what cannot be had."""
@@ -288,6 +352,7 @@ class Gathering:
         gathered.collector = None  # it refers back, and a circle would outlive the step
         if gathered.fault is not None:
             return
+        self._trust.distrust(collector.misfits & collector.refused.keys())
         if not self._reduction_checked:
             self._reduction_checked = True
             times = gathered.scale.doubt(gathered.batch_size)
@@ -366,8 +431,9 @@ class Gathering:
         collector = Collector(
             partial(self._batch_of_call, global_step, batch_size),
             keep,
+            judge=self._trust.objection,
+            known=self._trust.known,
             direct=direct,
-            trusts=lambda parameter: self._audit.trusts(self._names.get(parameter, "")),
         )
         if self._recorder is None:
             with backpack(HandleFeed(collector.add), retain_graph=True):

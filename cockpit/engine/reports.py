@@ -36,3 +36,6 @@ class Reports(Protocol):
 
     def doubt(self, global_step: int, times: float) -> None:
         """Hear of a loss that is so many times the mean of the samples' losses: no mean and no sum."""
+
+    def layout(self, global_step: int, subject: str, reason: str) -> None:
+        """Hear of what is not known for sure of where the samples lie."""

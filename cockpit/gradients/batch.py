@@ -20,8 +20,8 @@ class Batch:
         size: Number of samples N.
         scale: What a sample's share of the gradient that arrives in the backward pass is multiplied
             with to give g_i: N / (factor on the loss · r), with r = 1 for a mean and r = N for a
-                sum over the batch. A number, or a
-            0-dimensional tensor, so that nobody waits for the device.
+            sum over the batch. A number, or a 0-dimensional tensor, so that nobody waits for the
+            device.
         memory_budget: Bytes that dense pieces may take.
         seed: Where samples are drawn, they are drawn from this seed and never from the global
             random state.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from cockpit.errors import Unsupported
 from cockpit.gradients.batch import Batch
 from cockpit.gradients.handle import IndividualGradients, Sum, Zero
-from cockpit.gradients.layout import arranged
+from cockpit.gradients.layout import Place, Taken, arranged
 from cockpit.gradients.nodes import Direct, Use
 from cockpit.gradients.products import Products
 from cockpit.gradients.rules import Call, find_rule, serve
@@ -23,21 +25,25 @@ TWICE = (
     "in several checkpointed parts, checkpoint these with use_reentrant=False"
 )
 
+Judge = Callable[[nn.Parameter, Taken], "str | None"]
+Known = Callable[[nn.Parameter, str], "int | None"]
+
 
 class Collector:
     """Gathers the parts of each parameter's individual gradients in one backward pass.
 
     A module may be called several times, and a parameter shared by several modules: their parts add
-        up. A part that no
-    rule can serve makes the parameter as a whole *not tracked*, with a reason, and nothing else.
+    up. A part that no rule can serve makes the parameter as a whole *not tracked*, with a reason, and nothing else.
 
     Args:
         batch: Says at the first arrival what the mini-batch is, given the call that reports, or None
             where it is no call of a module.
         on_complete: Called with each parameter and its handle, once, when no further part can
             arrive.
-        trusts: Whether to take for granted where the samples of a parameter are if shapes leave a
-            choice. What was taken for granted is noted in `guessed`; without this it is refused.
+        judge: Returns why the individual gradients of a parameter are not to be used, None where they
+            may be, given where its samples were taken to lie. Otherwise, what is not sure is refused.
+        known: Returns the dimension in which the samples of a parameter lay in layers or operations
+            of a kind whenever the shapes left no choice.
         direct: What is served at the nodes of the graph, and not by the rules of modules.
     """
 
@@ -46,7 +52,8 @@ class Collector:
         batch: Callable[[Call | None], Batch],
         on_complete: Callable[[nn.Parameter, IndividualGradients], None],
         *,
-        trusts: Callable[[nn.Parameter], bool] = lambda parameter: False,
+        judge: Judge = lambda parameter, taken: taken.doubt(),
+        known: Known = lambda parameter, where: None,
         direct: Direct | None = None,
     ) -> None:
         self._make_batch = batch
@@ -55,17 +62,16 @@ class Collector:
         self._parts: dict[nn.Parameter, list[IndividualGradients]] = {}
         self._done: set[Tensor] = set()
         self._accumulated: set[Tensor] = set()
-        self._trusts, self._direct = trusts, direct or Direct()
+        self._judge, self._known, self._direct = judge, known, direct or Direct()
         self.refused: dict[Tensor, str] = {}
-        self.guessed: dict[Tensor, str] = {}
+        self.taken: defaultdict[Tensor, Taken] = defaultdict(Taken)
+        self.misfits: set[Tensor] = set()  # refused, for their samples fit nowhere
 
     def add(self, call: Call, grads: tuple[Tensor | None, ...]) -> None:
         """Take in the gradients that arrived at the output of a module."""
         module = call.module
-        own = {n: p for n, p in served_parameters(module).items() if p.requires_grad}
-        if find_rule(module) is None:
-            own = {n: p for n, p in own.items() if p not in self._direct.uses}
-        if not own or call in self._direct.apart:
+        own = served_by(call, self._direct)
+        if not own:
             return
         self._refuse_untrackable(own.values())
         with plain_arithmetic(next(iter(own.values())).device):
@@ -97,6 +103,22 @@ class Collector:
 
     def add_use(self, use: Use, grad: Tensor) -> None:
         """Take in the gradient that arrived where a parameter is used outside of layers."""
+        known = self._known(use.parameter, use.kind)
+        self.add_made(use, partial(use.gradients, grad), known)
+
+    def add_made(
+        self,
+        use: Use,
+        make: Callable[[Batch], IndividualGradients],
+        known: int | None = None,
+    ) -> None:
+        """Take in what a use contributes, as a function of the batch.
+
+        Args:
+            use: The use.
+            make: The function.
+            known: The dimension in which the samples lay at other steps, if that is to be minded.
+        """
         parameter = use.parameter
         self._refuse_untrackable([parameter])
         if parameter in self.refused:
@@ -105,8 +127,9 @@ class Collector:
             try:
                 if self._batch is None:
                     self._batch = self._make_batch(None)
-                self._guess([parameter], use.guess(self._batch))
-                handle = use.gradients(grad, self._batch)
+                place = use.place(self._batch, known)
+                self._take([parameter], place, self._batch)
+                handle = make(place.of(self._batch))
             except Exception as error:  # never let a fault of ours reach the user's backward pass
                 self._refuse([parameter], f"{type(error).__name__}: {error}")
                 return
@@ -125,29 +148,25 @@ class Collector:
         batch: Batch,
         parameters: Iterable[nn.Parameter],
     ) -> Mapping[str, IndividualGradients]:
-        there = arranged(call, grads, batch)
-        self._guess(parameters, there.guess)
+        parameters = list(parameters)
+        known = self._known(parameters[0], type(call.module).__name__)
+        there = arranged(call, grads, batch, known)
+        self._take(parameters, there.place, batch)
         handles = serve(there.call, there.grads, there.batch)
         return {name: there.of_samples(handle, batch) for name, handle in handles.items()}
 
-    def _guess(self, parameters: Iterable[nn.Parameter], guess: str | None) -> None:
-        """Note what is taken for granted, or refuse those for which nothing is."""
-        for parameter in parameters if guess is not None else ():
-            assert guess is not None
-            if self._trusts(parameter):
-                self.guessed.setdefault(parameter, guess)
-            else:
-                self._refuse([parameter], guess)
+    def _take(self, parameters: Iterable[nn.Parameter], place: Place, batch: Batch) -> None:
+        """Note where the samples were taken to lie; a single one leaves no choice."""
+        for parameter in parameters if batch.size > 1 else ():
+            self.taken[parameter].add(place)
+            if place.arrangement is None:
+                self.misfits.add(parameter)
 
     def _refuse_untrackable(self, parameters: Iterable[nn.Parameter]) -> None:
         for parameter in parameters:
             reason = untrackable(parameter)
             if reason is not None:
                 self._refuse([parameter], str(reason))
-
-    def refuse(self, parameter: nn.Parameter, reason: str) -> None:
-        """Refuse a parameter that turned out to be wrong."""
-        self._refuse([parameter], reason)
 
     def _refuse(self, parameters: Iterable[nn.Parameter], reason: str) -> None:
         for parameter in parameters:
@@ -165,8 +184,13 @@ class Collector:
 
     def _deliver(self, parameter: nn.Parameter) -> None:
         parts = self._parts.pop(parameter, None)
-        if parts and parameter not in self.refused:
-            self._done.add(parameter)
+        if not parts or parameter in self.refused:
+            return
+        self._done.add(parameter)
+        objection = self._judge(parameter, self.taken[parameter])
+        if objection is not None:
+            self._refuse([parameter], objection)
+        else:
             with plain_arithmetic(parameter.device):
                 self._hand_over(parameter, joined(parts))
 
@@ -205,6 +229,16 @@ class Collector:
     def batch(self) -> Batch | None:
         """The mini-batch, once something has arrived."""
         return self._batch
+
+
+def served_by(call: Call, direct: Direct) -> dict[str, nn.Parameter]:
+    """Return the trained parameters of a module that the rule of its kind serves, by their local names."""
+    if call in direct.apart:
+        return {}
+    own = {n: p for n, p in served_parameters(call.module).items() if p.requires_grad}
+    if find_rule(call.module) is None:
+        own = {n: p for n, p in own.items() if p not in direct.uses}
+    return own
 
 
 def joined(parts: list[IndividualGradients]) -> IndividualGradients:

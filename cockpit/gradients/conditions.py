@@ -70,7 +70,12 @@ def state_before(device: torch.device) -> RandomState | None:
 
 
 def _state(device: torch.device) -> RandomState:
-    return RandomState.capture(*([device] if device.type in WITH_GENERATOR else []))
+    if device.type in WITH_GENERATOR:
+        return RandomState.capture(device)
+    return RandomState({_CPU: torch.get_rng_state()})  # the quick way, for it is gone at every call
+
+
+_CPU = torch.device("cpu")
 
 
 def _equal(first: RandomState, second: RandomState) -> bool:

@@ -22,7 +22,7 @@ from torch.func import vmap
 from cockpit.gradients.batch import Batch, working_dtype
 from cockpit.gradients.graph import Graph, kind_of, readable, saved, shape_of
 from cockpit.gradients.handle import Dense, IndividualGradients
-from cockpit.gradients.layout import CONFIRM
+from cockpit.gradients.layout import CONFIRM, Arrangement, Place
 from cockpit.gradients.products import Products
 from cockpit.gradients.rows import Rows
 from cockpit.gradients.rules import Call, find_rule
@@ -80,15 +80,38 @@ class Use:
         """Whether it is a matrix that the samples are multiplied with."""
         return MATRICES.get(kind_of(self.node), ("",))[0] == self.slot
 
-    def guess(self, batch: Batch) -> str | None:
-        """Return what is taken for granted, where the shapes do not say that there are samples in the output."""
+    @property
+    def kind(self) -> str:
+        """The operation in which it meets them."""
+        return kind_of(self.node)
+
+    def place(self, batch: Batch, known: int | None = None) -> Place:
+        """Return where the samples are taken to lie in the output of the operation.
+
+        Args:
+            batch: The batch.
+            known: The dimension in which they lay whenever only one could be, if so.
+        """
         shape = tuple(shape_of(self.node) or ())
-        if not self.is_matrix and shape[sample_dim(shape, self.shape, batch) or 0] == batch.size:
-            return None
+        if self.is_matrix:
+            arrangement = Arrangement(self.kind, batch.dim, folded=True)
+            return Place(arrangement, partial(self._guess, shape, batch, "0"))
+        fitting = fitting_dims(shape, self.shape, batch)
+        dim = sample_dim(shape, self.shape, batch) or 0
+        if not fitting:
+            arrangement = Arrangement(self.kind, dim, folded=True)
+            return Place(arrangement, partial(self._guess, shape, batch, "0"))
+        if known in fitting and not batch.stated:
+            return Place(Arrangement(self.kind, known))
+        guessed = len(fitting) > 1 and batch.doubtful
+        where = " or ".join(map(str, fitting))
+        doubt = partial(self._guess, shape, batch, where) if guessed else None
+        return Place(Arrangement(self.kind, dim, guessed=guessed), doubt)
+
+    def _guess(self, shape: tuple[int, ...], batch: Batch, where: str) -> str:
         return (
-            f"the model uses it in an operation ({kind_of(self.node)}) whose output has shape "
-            f"{list(shape)}, in which the {batch.size} samples may be in dimension 0, but it is not "
-            f"sure; {CONFIRM}"
+            f"the model uses it in an operation ({self.kind}) whose output has shape {list(shape)}, in "
+            f"which the {batch.size} samples may be in dimension {where}, but it is not sure; {CONFIRM}"
         )
 
     def gradients(self, grad: Tensor, batch: Batch) -> IndividualGradients:
@@ -265,16 +288,27 @@ def sample_dim(shape: tuple[int, ...], operand: tuple[int, ...], batch: Batch) -
     It is as long as there are samples, or has several entries for each, and the operand has nothing
     there. None where there is no such dimension, or more than one.
     """
-    aligned = (1,) * (len(shape) - len(operand)) + operand
-    if any(size not in (1, whole) for size, whole in zip(aligned, shape, strict=True)):
-        return None
-    repeated = [dim for dim, size in enumerate(shape) if aligned[dim] == 1 and size > 1]
-    fitting = [dim for dim in repeated if shape[dim] == batch.size]
+    repeated = _repeated(shape, operand)
+    fitting = fitting_dims(shape, operand, batch)
     if batch.dim in fitting:
         return batch.dim
     if fitting:
-        return fitting[0] if len(fitting) == 1 and batch.size not in aligned else None
+        return fitting[0] if len(fitting) == 1 and batch.size not in operand else None
     return 0 if 0 in repeated and shape[0] % batch.size == 0 else None
+
+
+def fitting_dims(shape: tuple[int, ...], operand: tuple[int, ...], batch: Batch) -> list[int]:
+    """Return the dimensions that are as long as there are samples, and in which the operand has nothing."""
+    return [dim for dim in _repeated(shape, operand) if shape[dim] == batch.size]
+
+
+def _repeated(shape: tuple[int, ...], operand: tuple[int, ...]) -> list[int]:
+    """Return the dimensions along which an operand is repeated, none where it does not fit the output."""
+    aligned = (1,) * (len(shape) - len(operand)) + operand
+    pairs = list(zip(aligned, shape, strict=True))
+    if any(size not in (1, whole) for size, whole in pairs):
+        return []
+    return [dim for dim, (size, whole) in enumerate(pairs) if size == 1 and whole > 1]
 
 
 def _parted(value: Tensor, batch: Batch) -> Tensor:

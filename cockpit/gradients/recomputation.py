@@ -3,7 +3,8 @@
 Of `torch.utils.checkpoint`, the reentrant kind runs the part without a graph at first, and with one
 in the backward pass: nothing is recorded but then. The other kind makes the graph at once, without
 the tensors in it. There the call is noted without its inputs, and these are seen when the part runs
-again, which may be before or after the gradient has arrived at the output.
+again, which may be before or after the gradient has arrived at the output. While a part runs again,
+every tensor that autograd saves is taken for one of the part's: no rule may run a module then.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ class Recomputed:
             weakref.WeakKeyDictionary()
         )
 
+        self._ready: list[Bare] = []  # gradients and inputs are there, and nothing is reported yet
+
     def note(self, part: Part, call: Call) -> Bare:
         """Note a call of the first run."""
         last = last_number((call.args, call.kwargs))
@@ -71,14 +74,9 @@ class Recomputed:
         return bare
 
     def again(
-        self,
-        part: Part,
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        sink: Sink,
+        self, part: Part, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Take in the inputs of a call that is made again, and report what has been waiting for them."""
+        """Take in the inputs of a call that is made again."""
         run, counts = self._counts.get(part.frame, (None, Counter()))
         if run != part.run:
             counts = Counter()
@@ -89,10 +87,23 @@ class Recomputed:
         if bare is None:
             return
         now = Call.of(module, args, kwargs)
-        bare.whole = replace(bare.call, args=args, kwargs=kwargs, versions=now.versions)
-        arrived = bare.waiting
-        if arrived is not None:
-            deliver(bare, arrived, sink)
+        # It is run with the buffers and attributes of now, as it is in the backward pass itself.
+        bare.whole = replace(bare.call, args=args, kwargs=kwargs, versions=now.versions, state={})
+        if bare.waiting is not None:
+            self._ready.append(bare)
+
+    def report(self, sink: Sink) -> None:
+        """Report the calls that have become whole, once their part has run."""
+        if not self._ready or running_part() is not None:
+            return
+        ready, self._ready = self._ready, []
+        for bare in ready:
+            if bare.waiting is not None:
+                deliver(bare, bare.waiting, sink)
+
+    def forget(self) -> None:
+        """Let go of what has not been reported, as where a backward pass broke off."""
+        self._ready.clear()
 
 
 def deliver(bare: Bare, grads: Grads, sink: Sink) -> None:

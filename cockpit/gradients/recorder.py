@@ -18,8 +18,10 @@ from cockpit.gradients.randomness import RandomState, accelerators
 from cockpit.gradients.recomputation import Bare, Part, Recomputed, deliver, running_part
 from cockpit.gradients.rules import Call
 from cockpit.gradients.rules.parametrized import buffers_of
-from cockpit.gradients.rules.registry import may_draw, served_parameters
+from cockpit.gradients.rules.registry import find_rule, may_draw, served_parameters
 from cockpit.gradients.rules.rerun import replaying, tensors_in
+from cockpit.gradients.rules.state import state_of
+from cockpit.gradients.together import Output, outputs_of
 
 Sink = Callable[[Call, "tuple[Tensor | None, ...]"], None]
 Witness = Callable[[str, Call, Any], None]
@@ -68,6 +70,10 @@ class Recorder:
         self.witness: Witness | None = None
         self.on_pass: Callable[[], None] | None = None
         self.batch_size: int | None = None
+        self.guesses_size = (
+            False  # whether nothing tells in which dimension of the last input they lie
+        )
+        self._last_dim = 0
         self.keeps_outputs = False
         self._inputs: tuple[Any, ...] = ()
         self._outputs: Any = None
@@ -76,10 +82,13 @@ class Recorder:
         self._keeps_states = False
         self._passes: weakref.WeakSet[_Pass] = weakref.WeakSet()
         self._calls: weakref.WeakSet[Call] = weakref.WeakSet()
+        # Those of modules that know where the samples lie.
+        self._telling: weakref.WeakSet[Call] = weakref.WeakSet()
         self._recomputed = Recomputed()
         self._recomputes: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # have a hook for that
-        # Random states at the start of the forwards under way of modules that may have to be run again.
-        self._starts: weakref.WeakKeyDictionary[nn.Module, RandomState] = (
+        # Where the forwards under way of modules that may have to be run again compute, and the random
+        # states at their start.
+        self._starts: weakref.WeakKeyDictionary[nn.Module, tuple[RandomState, torch.device]] = (
             weakref.WeakKeyDictionary()
         )
         self._hooks: list[RemovableHandle] = []
@@ -87,13 +96,13 @@ class Recorder:
         # live on in the model.
         self._model, self._this = weakref.ref(model), (this := _Reference(self))
         self._watches_all = False
-        self._has_layouts = any(knows_layout(module) for module in model.modules())
         for name, module in _taking_hooks(model):
             if _has_parameters(module):
-                hook = partial(_record, this, name)
+                kind = _Kind(name, find_rule(module) is not None, knows_layout(module))
+                hook = partial(_record, this, kind)
                 self._hooks.append(module.register_forward_hook(hook, with_kwargs=True))
                 if may_draw(module):
-                    note = partial(_note_conditions, this)
+                    note = partial(_note_conditions, this, kind)
                     self._hooks.append(module.register_forward_pre_hook(note))
         self._hooks.append(
             model.register_forward_hook(partial(_note_batch_size, this), with_kwargs=True)
@@ -106,6 +115,12 @@ class Recorder:
     def stop(self) -> None:
         """Report nothing any more."""
         self.sink = None
+        self._recomputed.forget()
+
+    def report_recomputed(self) -> None:
+        """Report the calls in checkpointed parts whose inputs have been computed again by now."""
+        if self.sink is not None:
+            self._recomputed.report(self.sink)
 
     def watch_all_modules(self) -> None:
         """Show the witness the modules without parameters too, and call `on_pass` when the model is called."""
@@ -146,25 +161,25 @@ class Recorder:
         return {size for forward in self._passes for size in forward.sizes}
 
     def batch_dim(self, batch_size: int) -> int:
-        """Return in which dimension of the model's input there are so many samples: 0 unless only another one fits."""
+        """Return in which dimension of the model's input there are so many samples.
+
+        Where several are as long, or none, it is the one that was last seen; 0 at first.
+        """
         for forward in self._passes:
-            if batch_size in forward.sizes and forward.sizes.count(batch_size) == 1:
-                return forward.sizes.index(batch_size)
-        return 0
+            if batch_size > 1 and forward.sizes.count(batch_size) == 1:
+                self._last_dim = forward.sizes.index(batch_size)
+        return self._last_dim
 
     def _told(self, sizes: tuple[int, ...]) -> int | None:
         """Return which of these is the number of samples, from modules that know where they lie."""
-        if not self._has_layouts:
-            return None
-        told = {of_call[0] for call in self._calls if (of_call := samples_of(call)) is not None}
+        told = {of_call[0] for call in self._telling if (of_call := samples_of(call)) is not None}
         fitting = told & set(sizes)
         return fitting.pop() if len(fitting) == 1 else None
 
-    def time_first(self, batch_size: int) -> bool:
-        """Whether there are as many samples as positions, and the former may come second."""
-        if not self._has_layouts:
-            return False
-        return (batch_size, True) in map(samples_of, self._calls)
+    def tells_first(self, batch_size: int) -> bool:
+        """Whether modules that know where the samples lie have them in the first dimension."""
+        told = set(map(samples_of, self._telling)) - {None}
+        return told == {(batch_size, False)}
 
     def calls(self) -> list[Call]:
         """Return the calls of modules with parameters of which the graph is still there."""
@@ -176,6 +191,11 @@ class Recorder:
             self._recomputes.add(call.module)
             hook = partial(_run_again, self._this)
             self._hooks.append(call.module.register_forward_pre_hook(hook, with_kwargs=True))
+            # The last moment: when its gradient is accumulated, a parameter is taken for complete.
+            for parameter in served_parameters(call.module).values():
+                if parameter.requires_grad:
+                    report = partial(_report_recomputed, self._this)
+                    self._hooks.append(parameter.register_hook(report))
         return self._recomputed.note(part, call)
 
     def close(self) -> None:
@@ -197,6 +217,20 @@ class _Reference:
 
     def __reduce__(self) -> tuple[type[_Reference], tuple[()]]:
         return _Reference, ()
+
+
+class _Kind(NamedTuple):
+    """What does not change from call to call of a module.
+
+    Args:
+        name: Its name in the model.
+        has_rule: Whether it is served by a rule, and not run again as a whole.
+        tells: Whether it knows where the samples lie.
+    """
+
+    name: str
+    has_rule: bool
+    tells: bool
 
 
 class _Pass:
@@ -227,7 +261,8 @@ def _note_batch_size(
     if (given or state is not None) and outputs:
         size, sizes = (given[0].shape[dim], _sample_dims(given[0])) if given else (0, ())
         if recorder._batch_dim is None:
-            size = recorder._told(sizes) or _of_output(given, outputs[0]) or size
+            told = recorder._told(sizes) or _of_output(given, outputs[0])
+            recorder.guesses_size, size = not told and len(sizes) > 1, told or size
         forward = _Pass(size, sizes, state)
         recorder._passes.add(forward)
         if state is not None:
@@ -277,14 +312,17 @@ def _has_parameters(module: nn.Module) -> bool:
     return bool(served_parameters(module))
 
 
-def _note_conditions(this: _Reference, module: nn.Module, args: Any) -> None:
+def _note_conditions(this: _Reference, kind: _Kind, module: nn.Module, args: Any) -> None:
     recorder = this()
     if recorder is None or not module.training:
         return
-    if torch.is_grad_enabled() and not replaying.get():
-        state = state_before(next(module.parameters()).device)
+    if kind.has_rule and not module.dropout:  # it draws for nothing else
+        return
+    if torch.is_grad_enabled() and not replaying.get() and _trains(module):
+        device = _device(module)
+        state = state_before(device)
         if state is not None:
-            recorder._starts[module] = state
+            recorder._starts[module] = state, device
 
 
 def _begin_pass(this: _Reference, module: nn.Module, args: Any) -> None:
@@ -306,54 +344,60 @@ def _show(
 
 
 def _record(
-    this: _Reference, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any
+    this: _Reference, kind: _Kind, module: nn.Module, args: Any, kwargs: Any, output: Any
 ) -> None:
     recorder = this()
     if recorder is not None and torch.is_grad_enabled() and not replaying.get():
-        recorder.take(recorder, name, module, args, kwargs, output)
+        recorder.take(recorder, kind, module, args, kwargs, output)
 
 
 def _take(
-    recorder: Recorder, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any
+    recorder: Recorder, kind: _Kind, module: nn.Module, args: Any, kwargs: Any, output: Any
 ) -> None:
     part = running_part()
     if part is not None and part.run is not None:  # what is made again was recorded before
         return
     if recorder.witness is not None:
-        recorder.witness(name, Call.of(module, args, kwargs), output)
+        recorder.witness(kind.name, Call.of(module, args, kwargs), output)
     start = recorder._starts.pop(module, None)
     if not _trains(module):
         return
     outputs = tensors_in(output)
-    # A hook on a leaf (a parameter that is returned as it is) would outlive the graph, and hooks on
-    # two mentions of one tensor would count it twice.
-    differentiable = [
-        tensor.grad_fn is not None and all(tensor is not other for other in outputs[:i])
-        for i, tensor in enumerate(outputs)
-    ]
-    if not any(differentiable):
+    nodes = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+    if not nodes:
         return
     call = Call.of(module, args, kwargs)
     if start is not None:
-        call.conditions = Conditions.since(start, next(module.parameters()).device)
+        call.conditions = Conditions.since(*start)
     call.buffers = buffers_of(module)
-    call.ends = tuple(t.grad_fn._sequence_nr() for t in outputs if t.grad_fn is not None)
+    if not kind.has_rule or "forward" in vars(module):
+        call.state = state_of(module)
+    call.ends = tuple(node._sequence_nr() for node in nodes)
     made = call if part is None else recorder.note_checkpointed(part, call)
-    recorder._calls.add(made if isinstance(made, Call) else made.call)
+    noted = made if isinstance(made, Call) else made.call
+    recorder._calls.add(noted)
+    if kind.tells:
+        recorder._telling.add(noted)
     if len(outputs) == 1:
         outputs[0].register_hook(partial(_arrived_alone, recorder._this, made))
-    else:
-        torch.autograd.graph.register_multi_grad_hook(
-            tuple(tensor for tensor, known in zip(outputs, differentiable, strict=True) if known),
-            partial(_arrived, recorder._this, made, differentiable),
-        )
+        return
+    for tensor, place in outputs_of(outputs):
+        tensor.register_hook(partial(_arrived, recorder._this, made, place))
 
 
 def _trains(module: nn.Module) -> bool:
     for parameter in module._parameters.values():  # the quick way, for it is gone at every call
         if parameter is not None and parameter.requires_grad:
             return True
-    return any(parameter.requires_grad for parameter in served_parameters(module).values())
+    return bool(module._modules) and any(
+        parameter.requires_grad for parameter in served_parameters(module).values()
+    )
+
+
+def _device(module: nn.Module) -> torch.device:
+    own = (parameter for parameter in module._parameters.values() if parameter is not None)
+    first = next(own, None)
+    return (next(module.parameters()) if first is None else first).device
 
 
 def _run_again(
@@ -364,29 +408,33 @@ def _run_again(
         return
     part = running_part()
     if part is not None and part.run is not None:
-        recorder._recomputed.again(part, module, args, kwargs, recorder.sink)
+        recorder._recomputed.again(part, module, args, kwargs)
+
+
+def _report_recomputed(this: _Reference, grad: Tensor) -> None:
+    recorder = this()
+    if recorder is not None:
+        recorder.report_recomputed()
 
 
 def _arrived_alone(this: _Reference, call: Call | Bare, grad: Tensor) -> None:
     recorder = this()
     if recorder is not None and recorder.sink is not None:
-        _report(recorder.sink, call, (grad,))
+        _report(recorder, recorder.sink, call, (grad,))
 
 
-def _arrived(
-    this: _Reference,
-    call: Call | Bare,
-    differentiable: list[bool],
-    grads: Sequence[Tensor | None],
-) -> None:
+def _arrived(this: _Reference, call: Call | Bare, output: Output, grad: Tensor | None) -> None:
     recorder = this()
     if recorder is not None and recorder.sink is not None:
-        arrived = iter(grads)
-        known = tuple(next(arrived) if known else None for known in differentiable)
-        _report(recorder.sink, call, known)
+        grads = output.take(grad)
+        if grads is not None:
+            _report(recorder, recorder.sink, call, grads)
 
 
-def _report(sink: Sink, call: Call | Bare, grads: tuple[Tensor | None, ...]) -> None:
+def _report(
+    recorder: Recorder, sink: Sink, call: Call | Bare, grads: tuple[Tensor | None, ...]
+) -> None:
+    recorder.report_recomputed()
     if isinstance(call, Bare):
         deliver(call, grads, sink)
     else:

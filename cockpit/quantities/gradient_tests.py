@@ -1,8 +1,7 @@
 """Three tests of how well the mini-batch gradient is known: norm, inner product, orthogonality.
 
 They belong together: with w the angle-like decomposition of g_i − g into the part along g and the
-    part orthogonal to it,
-NormTest² = InnerTest² + OrthoTest². All are relative to ‖g‖ and shrink like 1/√N.
+part orthogonal to it, NormTest² = InnerTest² + OrthoTest². All are relative to ‖g‖ and shrink like 1/√N.
 """
 
 from __future__ import annotations

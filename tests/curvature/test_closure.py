@@ -14,7 +14,8 @@ from torch.autograd.function import once_differentiable
 
 from cockpit import Cockpit, CockpitWarning
 from cockpit.curvature import Differences, Hessian, extremes
-from cockpit.quantities import HessMaxEV
+from cockpit.errors import Unsupported
+from cockpit.quantities import HessMaxEV, HessTrace
 
 
 def encoder() -> tuple[nn.Module, Tensor]:
@@ -106,6 +107,84 @@ def test_central_differences() -> None:
     assert not (matrix @ torch.zeros_like(v)).any()
 
 
+class Rounded(nn.Module):
+    """A layer on both sides of a tanh that has a second derivative, or none."""
+
+    def __init__(self, activation: Any) -> None:
+        super().__init__()
+        self.first, self.last, self.activation = nn.Linear(6, 8), nn.Linear(8, 3), activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.activation(self.first(x))).float()
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["closure", "step"])
+def test_differences_under_autocast(inside: bool) -> None:
+    """The step is wide enough for the precision that is computed in, and autocast keeps no copy of the weights."""
+    torch.manual_seed(0)
+    exact, model = Rounded(torch.tanh), Rounded(Opaque.apply)
+    model.load_state_dict(exact.state_dict())
+    x, y = torch.randn(32, 6), torch.randint(3, (32,))
+    hessian = Hessian(F.cross_entropy(exact(x), y), list(exact.parameters()))
+    dense = torch.stack([hessian @ row for row in torch.eye(hessian.size)])
+    watch = Cockpit(model, [HessMaxEV(), HessTrace(curvature="hutchinson")])
+
+    def closure() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.cross_entropy(model(x), y)
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=not inside):
+        loss = closure()
+        with watch(0, loss=loss, closure=closure, batch_size=32):
+            loss.backward()
+    output = watch.get_output()[0]
+    assert output["HessMaxEV"] == pytest.approx(torch.linalg.eigvalsh(dense)[-1].item(), rel=0.03)
+    assert sum(output["HessTrace"]) == pytest.approx(dense.trace().item(), rel=0.15)
+
+
+def test_the_width_follows_the_coarsest_precision() -> None:
+    torch.manual_seed(0)
+    model = Rounded(torch.tanh)
+    x, y = torch.randn(32, 6), torch.randint(3, (32,))
+
+    def loss() -> Tensor:
+        return F.cross_entropy(model(x), y)
+
+    def coarse() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return loss()
+
+    parameters = list(model.parameters())
+    exact, matrix = Hessian(loss(), parameters), Differences(coarse, parameters)
+    for _ in range(3):
+        expected = exact @ (v := torch.randn(exact.size))
+        assert torch.linalg.vector_norm(matrix @ v - expected) < 0.1 * expected.norm()
+
+
+def test_changes_that_are_nothing_but_noise_are_refused() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+
+    class Noisy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.sum()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad * torch.randn(3)
+
+    torch.manual_seed(0)
+    matrix = Differences(lambda: Noisy.apply(parameter), [parameter])
+    with pytest.raises(Unsupported, match=r"too unevenly along a direction.*higher precision"):
+        matrix @ torch.randn(3)
+
+
+def test_a_gradient_that_does_not_change_has_no_curvature() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    matrix = Differences(lambda: 2 * parameter.sum(), [parameter])
+    assert not (matrix @ torch.randn(3)).any()
+
+
 @pytest.mark.parametrize(
     ("dtype", "error"), [(torch.float64, 1e-8), (torch.float32, 1e-3)], ids=["double", "single"]
 )
@@ -165,7 +244,7 @@ def test_a_compiled_model_has_differences() -> None:
         return F.cross_entropy(compiled(case.x), case.y)
 
     loss = closure()
-    with watch(0, loss=loss, closure=closure):
+    with watch(0, loss=loss, closure=closure, batch_size=len(case.x)):
         loss.backward()
     expected = torch.linalg.eigvalsh(case.hessian())[-1].item()
     assert watch.get_output()[0]["HessMaxEV"] == pytest.approx(expected, rel=1e-3)

@@ -1,4 +1,4 @@
-"""The first tracked step is compared with one sample by itself: what that finds, and that it disturbs nothing."""
+"""Some steps are compared with half of the samples by themselves: what that finds, and that it disturbs nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from gradients.anywhere import exact, one_by_one, refused, watched
+from gradients.anywhere import by_step, exact, one_by_one, refused, watched
 from torch import nn
 
 from cockpit import BatchGradTransforms, Cockpit, CockpitError, CockpitWarning
@@ -136,16 +136,93 @@ def test_hooks_of_the_user_on_parameters_are_called_once_a_step():
     assert len(calls) == 2 * 4
 
 
-def test_it_costs_one_pass_at_the_first_tracked_step(monkeypatch):
+def test_it_costs_one_pass_at_tracked_steps_that_are_powers_of_two(monkeypatch):
     passes = []
     run = audit.Audit.run
     monkeypatch.setattr(
         audit.Audit, "run", lambda self, *given: (passes.append(1), run(self, *given))
     )
-    exact(mlp(), squares, points(), steps=4)
-    assert len(passes) == 1
+    for steps, expected in {1: 1, 2: 2, 3: 2, 4: 3, 15: 4, 17: 5}.items():
+        passes.clear()
+        exact(mlp(), squares, points(), steps=steps)
+        assert len(passes) == expected
+    passes.clear()
     exact(mlp(), squares, points(), steps=4, audit=False)
-    assert len(passes) == 1
+    assert passes == []
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 33])
+def test_the_half_is_neither_none_nor_all_and_splits_samples_that_mirror_each_other(n):
+    drawn = [audit.half(n, seed) for seed in range(40)]
+    for chosen in drawn:
+        assert len(chosen) == n
+        assert 1 <= int(chosen.sum()) <= n - 1
+        assert (chosen ^ chosen.flip(0))[: n // 2].all()
+    assert torch.stack(drawn).any(0).all()
+    assert not torch.stack(drawn).all(0).any()
+
+
+class Mixed(nn.Module):
+    """Mixes the hidden layers of each sample with those of the sample that mirrors it."""
+
+    def __init__(self, on=True):
+        super().__init__()
+        self.first, self.second, self.on = nn.Linear(5, 6), nn.Linear(6, 3), on
+
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x))
+        return self.second(0.6 * hidden + 0.4 * hidden.flip(0) if self.on else hidden)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_samples_that_are_mixed_while_one_is_not(n):
+    assert refused(Mixed(), squares, points(n)).keys() == {"first.weight", "first.bias"}
+
+
+def test_mixing_that_begins_later_is_found():
+    model = Mixed(on=False)
+
+    x = points(4)
+
+    def each(model, step):
+        model.on = step > 0
+        return squares(model, x)
+
+    seen = by_step(model, each, range(4))
+    assert [len(gradients) for gradients in seen] == [4, 2, 2, 2]
+
+
+class Sorted(nn.Module):
+    """Sorts the samples on the way, and gives them back in the order of the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 2)
+
+    def forward(self, x):
+        order = x[:, 0].argsort()
+        return self.second(torch.tanh(self.first(x[order])))[order.argsort()]
+
+
+def test_samples_that_are_sorted_on_the_way_are_refused_once_they_were_not_in_order():
+    x = points(4)
+    x = x[x[:, 0].argsort()]
+    seen = by_step(Sorted(), squares, [x, x.flip(0), x, x.flip(0)])
+    assert [len(gradients) for gradients in seen] == [4, 0, 0, 0]
+
+
+def test_losses_beside_the_loss_are_noted_once_as_not_audited():
+    model, x = mlp().double(), points()
+    watch = Cockpit(model, [NormTest()])
+    for step in range(3):
+        losses = squares(model, x)
+        loss = losses.mean()
+        with watch(step, loss=loss, individual_losses=losses.detach()):
+            loss.backward()
+    watch.close()
+    notes = watch.run().events().query("kind == 'layout'")
+    assert notes["subject"].tolist() == ["audit"]
+    assert "is not audited" in notes["message"].item()
 
 
 def test_what_is_taken_for_granted_is_looked_at_again_while_gradients_are_zero():

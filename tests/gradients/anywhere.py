@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from cockpit import BatchGradTransforms, Cockpit, CockpitWarning
+from cockpit.gradients import IndividualGradients
 
 Losses = Callable[..., Tensor]
 """From a model and its input to the losses of the samples, `[N]`."""
@@ -100,3 +102,32 @@ def refused(model: nn.Module, losses: Losses, *args: Any, **how: Any) -> dict[st
     for name, gradient in seen.gradients.items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-12)
     return reasons
+
+
+def by_step(
+    model: nn.Module, losses: Losses, batches: Iterable[Any], tell: bool = True, **settings: Any
+) -> list[dict[str, Tensor]]:
+    """Track a step for each batch; assert that what is delivered is exact, and return it."""
+    model = model.double()
+    watch = Cockpit(model, **settings)
+    delivered: list[dict[str, Tensor]] = []
+    for step, batch in enumerate(batches):
+        expected = one_by_one(model, losses, batch)
+        found: dict[str, Tensor] = {}
+        keep = BatchGradTransforms({"": partial(_keep, found)})
+        each = losses(model, batch)
+        loss = each.mean()
+        known = {"individual_losses": each} if tell else {"batch_size": len(each)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CockpitWarning)
+            with watch(step, keep, loss=loss, **known):
+                loss.backward()
+        for name, gradient in found.items():
+            torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-12)
+        delivered.append(found)
+    watch.close()
+    return delivered
+
+
+def _keep(found: dict[str, Tensor], handle: IndividualGradients) -> None:
+    found[handle.name] = handle.dense()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
-from gradients.reference import check, feed, one_by_one
+from gradients.reference import check, feed, losses, one_by_one
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -15,6 +15,7 @@ from torch import nn
 from cockpit.errors import Unsupported
 from cockpit.gradients import Batch, Call
 from cockpit.gradients.rules import generic
+from cockpit.gradients.rules.generic import no_random_numbers
 
 few = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 how = st.fixed_dictionaries(
@@ -354,6 +355,235 @@ def test_switched_between_forward_and_backward():
     model = Scale(3).double()
     found = reasons(model, (random(2, 3),), 2, between=model.eval)
     assert "switched between train and eval mode" in found["scale"]
+
+
+class Context(nn.Module):
+    """Calls a layer with a buffer and an attribute that another one calls it with next."""
+
+    def __init__(self, name, values):
+        super().__init__()
+        self.layer, self.name, self.values = Reading(), name, values
+
+    def forward(self, x):
+        for value in self.values:
+            setattr(self.layer, self.name, value)
+            x = self.layer(x)
+        return x
+
+
+class Reading(Scale):
+    def __init__(self):
+        super().__init__(3)
+        self.factor = 1.0
+        self.register_buffer("shift", torch.zeros(3))
+
+    def forward(self, x):
+        return torch.tanh(x * self.scale.sin() + self.shift) * self.factor
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("factor", (2.0, 3.0)),
+        ("factor", (torch.tensor(2.0), torch.tensor(3.0))),
+        ("factor", (1.0, None)),
+        ("shift", (torch.ones(3), torch.zeros(3))),
+    ],
+)
+def test_what_a_forward_read_and_is_not_there_any_more(name, values):
+    model = Context(name, values[:1]).double()
+    check(model, (random(4, 3),), 4)
+    model = Context(name, values).double()
+    if values[-1] is None:
+        model.values = values[:1]
+        found = reasons(model, (random(4, 3),), 4, between=lambda: setattr(model.layer, name, None))
+    else:
+        found = reasons(model, (random(4, 3),), 4)
+    assert f"its {name} was changed after its forward" in found["layer.scale"]
+
+
+def test_buffers_modified_in_place_after_the_forward():
+    model = Reading().double()
+    found = reasons(model, (random(4, 3),), 4, between=lambda: model.shift.add_(1))
+    assert "its shift was changed after its forward" in found["scale"]
+
+
+def test_tensors_in_containers_modified_in_place_after_the_forward():
+    class OfList(Scale):
+        def forward(self, xs):
+            return torch.where(xs[0] > 0, self.scale, self.scale.sin())
+
+    class Model(nn.Module):
+        def __init__(self, change):
+            super().__init__()
+            self.layer, self.change = OfList(3), change
+
+        def forward(self, x):
+            given = [x.clone()]
+            y = self.layer(given)
+            self.change(given)
+            return y.sin()
+
+    def replace(given):
+        given[0] = given[0] + 1
+
+    check(Model(lambda given: None).double(), (random(4, 3),), 4)
+    for change in (lambda given: given[0].zero_(), replace):
+        found = reasons(Model(change).double(), (random(4, 3),), 4)
+        assert "its input was modified in place" in found["layer.scale"]
+
+
+def test_a_forward_that_computes_with_what_it_changes():
+    class Decaying(Reading):
+        def forward(self, x):
+            y = super().forward(x + 1)
+            self.shift = self.shift + 0.5
+            return y
+
+    class InPlace(Reading):
+        def forward(self, x):
+            self.shift += 0.5
+            return super().forward(x)
+
+    class Counting(Reading):
+        def forward(self, x):
+            self.factor += 1
+            return super().forward(x)
+
+    for kind in (Decaying, InPlace, Counting):
+        found = reasons(kind().double(), (random(4, 3),), 4)
+        assert (
+            "its forward changes a buffer or an attribute that it computes with" in found["scale"]
+        )
+
+
+def test_attributes_are_left_as_the_forward_left_them():
+    class Caching(Scale):
+        def forward(self, x):
+            self.last = x * self.scale
+            return self.last.sin()
+
+    model, x = Caching(3).double(), random(4, 3)
+    check(model, (x,), 4)
+    torch.testing.assert_close(model.last, x * model.scale)
+
+
+def test_caches_and_counters_of_several_calls():
+    class Caching(Counting):
+        def forward(self, x):
+            self.last = super().forward(x)
+            self.times = getattr(self, "times", 0) + 1
+            return self.last.sin()
+
+    layer = Caching(3)
+    check(nn.Sequential(layer, nn.Tanh(), layer).double(), (random(4, 3),), 4)
+
+    class Remembering(Scale):
+        """Computes with what it left at its last call."""
+
+        def forward(self, x):
+            self.last = getattr(self, "last", torch.ones(())).cos()
+            return (x * self.scale).sin() * self.last
+
+    layer = Remembering(3)
+    found = reasons(nn.Sequential(layer, nn.Tanh(), layer).double(), (random(4, 3),), 4)
+    assert "its forward changes a buffer or an attribute" in found["0.scale"]
+
+
+def in_place(kind):
+    """A module that adds to its input in place, and another one whose backward needs that sum."""
+
+    class Adding(Scale):
+        def forward(self, x):
+            x.add_(1.0)
+            y = torch.logcumsumexp(x * self.scale, 1)
+            return {
+                "plain": lambda: y,
+                "dropout": lambda: F.dropout(y, 0.5, self.training),
+                "two outputs": lambda: (y, y * self.scale.sin()),
+            }[kind]()
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 3), Adding(3)
+
+        def forward(self, x):
+            return self.second(self.first(x) * 1.0)
+
+    return Model().double()
+
+
+@pytest.mark.parametrize("kind", ["plain", "dropout", "two outputs"])
+def test_inputs_modified_in_place_by_the_forward(kind):
+    """The gradients of the user are as without us."""
+    model, x = in_place(kind), random(4, 3)
+    torch.manual_seed(1)
+    losses(model(x), 4).mean().backward()
+    expected = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    torch.manual_seed(1)
+    found = reasons(model, (x,), 4)
+    assert found.keys() == {"second.scale"}
+    assert "its forward modifies its input in place" in found["second.scale"]
+    for parameter, grad in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(parameter.grad, grad)
+
+
+def test_parameters_normalized_in_the_forward_are_not_touched_again():
+    class Normalized(Scale):
+        def forward(self, x):
+            with torch.no_grad():
+                self.scale /= self.scale.norm()
+            return (x * self.scale).sin()
+
+    model = Normalized(3).double()
+    seen = []
+    feed(model, (random(4, 3),), 4, between=lambda: seen.append(model.scale.detach().clone()))
+    assert torch.equal(model.scale, seen[0])
+
+
+def test_reasons_say_what_is_the_matter():
+    class Others(Scale):
+        """Reads what belongs to the samples and is not among its arguments."""
+
+        def forward(self, x):
+            return x * self.scale.sin() + self.context[0]
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = Others(3)
+
+        def forward(self, x):
+            self.layer.context = [x]
+            return self.layer(x)
+
+    found = reasons(Model().double(), (random(4, 3),), 4)
+    assert (
+        "reads what belongs to the samples and is not among its arguments" in found["layer.scale"]
+    )
+
+    class Once(Scale):
+        def forward(self, x):
+            return x * self.scale + self.given.pop()
+
+    model = Once(3).double()
+    model.given = [1.0]
+    found = reasons(model, (random(4, 3),), 4)
+    assert "cannot be run again on its arguments alone" in found["scale"]
+    assert "IndexError" in found["scale"]
+
+
+def test_random_numbers_leave_the_state_where_it_was():
+    x = random(2)
+    between = torch.get_rng_state()
+    with pytest.raises(Unsupported, match="draws random numbers"), no_random_numbers(x):
+        torch.rand(3)
+    assert torch.equal(torch.get_rng_state(), between)
+    with pytest.raises(ValueError, match="probability"), no_random_numbers(x):
+        F.dropout(torch.rand(3), 2.0)
+    assert torch.equal(torch.get_rng_state(), between)
 
 
 def test_loop_and_map_agree():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from gradients.anywhere import exact, refused
+from gradients.anywhere import by_step, exact, refused
 from gradients.reference import agree
 from torch import nn
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
@@ -14,6 +14,7 @@ from cockpit import Cockpit, CockpitError
 from cockpit.gradients import Batch, Dense
 from cockpit.gradients.folded import Folded
 from cockpit.gradients.products import Products
+from cockpit.quantities import GradNorm, NormTest
 
 
 def tokens(*shape):
@@ -101,10 +102,6 @@ def test_offsets_tell_how_many_samples_there_are():
 
 
 def test_positions_first_inside_of_a_model():
-    class Inside(Sequence):
-        def forward(self, index):
-            return super().forward(index.T).transpose(0, 1)
-
     exact(Inside(), first, tokens(4, 7))
     exact(Inside(), first, tokens(4, 7), tell=False)
     assert refused(Inside(), first, tokens(4, 4)).keys() == dict(Inside().named_parameters()).keys()
@@ -129,6 +126,156 @@ def test_positions_and_scales_beside_samples_in_the_second_dimension():
 def test_a_dimension_that_cannot_be(batch_dim):
     with pytest.raises(CockpitError, match="batch_dim must be 0 or 1, or None to see by oneself"):
         Cockpit(Sequence(), batch_dim=batch_dim)
+
+
+# -- lengths that coincide, sooner or later -------------------------------------------------------
+
+
+@pytest.mark.parametrize("tell", [True, False])
+def test_a_length_that_becomes_that_of_the_batch(tell):
+    batches = [tokens(7, 4), tokens(4, 4), tokens(9, 4), tokens(4, 4), tokens(8, 4)]
+    assert [len(found) for found in by_step(Sequence(), second, batches, tell)] == [5] * 5
+
+
+class Inside(Sequence):
+    """Positions first, but not in the input."""
+
+    def forward(self, index):
+        return super().forward(index.T).transpose(0, 1)
+
+
+@pytest.mark.parametrize("tell", [True, False])
+def test_a_length_that_becomes_that_of_the_batch_inside_of_a_model(tell):
+    batches = [tokens(4, 7), tokens(4, 4), tokens(4, 9)]
+    assert [len(found) for found in by_step(Inside(), first, batches, tell)] == [5] * 3
+
+
+def test_two_dimensions_that_fit_are_a_guess_without_an_audit():
+    batches = [tokens(4, 4), tokens(4, 7), tokens(4, 4)]
+    for model in (Inside(), Sequence()):
+        assert [len(found) for found in by_step(model, first, batches, tell=False)] == [0, 5, 5]
+    reasons = refused(Inside(), first, tokens(4, 4), tell=False)
+    assert len(reasons) == 5
+    for reason in reasons.values():
+        assert "dimension 0 or 1, but it is not sure; give individual_losses" in reason
+        assert "batch_dim=" in reason
+    exact(Sequence(), first, tokens(4, 4))
+    exact(Sequence(), first, tokens(4, 4), tell=False, batch_dim=0)
+
+
+class Timed(nn.Module):
+    """Adds what a layer makes of the positions, which are the same for all samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.time, self.layer = nn.Linear(1, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        time = torch.linspace(0, 1, x.shape[1], dtype=x.dtype).unsqueeze(1)
+        return self.layer(torch.tanh(x + self.time(time)))
+
+
+@pytest.mark.parametrize("tell", [True, False])
+def test_a_layer_that_had_no_place_for_the_samples_is_not_believed_to_have_one(tell):
+    batches = [torch.randn(4, t, 6, dtype=torch.float64) for t in (3, 4, 8, 5)]
+    for found in by_step(Timed(), first, batches, tell):
+        assert found.keys() == {"layer.weight", "layer.bias"}
+
+
+@pytest.mark.parametrize("tell", [True, False])
+def test_a_parameter_that_seems_to_meet_the_samples_elsewhere(tell):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.layer = nn.Parameter(torch.rand(6)), nn.Linear(6, 6)
+            self.register_buffer("table", torch.randn(9, 6))
+
+        def forward(self, x):
+            return self.layer(torch.tanh(x * (self.table[: x.shape[1]] * self.scale)))
+
+    batches = [torch.randn(4, t, 6, dtype=torch.float64) for t in (3, 4, 3)]
+    found = by_step(Scaled(), first, batches, tell)
+    assert ["scale" in one for one in found] == [True, False, True]
+
+
+def test_an_expert_that_gets_as_many_tokens_as_there_are_samples():
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(6, 6) for _ in range(2)])
+
+        def forward(self, x):
+            flat = x.flatten(0, 1)
+            result = torch.zeros_like(flat)
+            for one, chosen in zip(self.layers, (flat[:, 0] <= 0, flat[:, 0] > 0), strict=True):
+                where = chosen.nonzero()[:, 0]
+                result = result.index_add(0, where, torch.tanh(one(flat[where])))
+            return result.view_as(x)
+
+    def batch(count):
+        x = torch.randn(4, 3, 6, dtype=torch.float64)
+        first_of_all = -torch.ones(12, dtype=x.dtype)
+        first_of_all[:count] = 1.0
+        x[..., 0] = first_of_all.view(4, 3)
+        return x
+
+    assert by_step(Experts(), first, [batch(n) for n in (7, 4, 8, 4)]) == [{}] * 4
+
+
+class Order(nn.Module):
+    """Flattens samples and positions, in either order."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 5)
+
+    def forward(self, x):
+        flat = x.transpose(0, 1).reshape(-1, 6)
+        return torch.tanh(self.layer(flat)).view(x.shape[1], len(x), -1).transpose(0, 1)
+
+
+def test_positions_flattened_first_that_were_one_at_first():
+    batches = [torch.randn(4, t, 6, dtype=torch.float64) for t in (1, 1, 3, 3, 1)]
+    found = by_step(Order(), first, batches)
+    assert [len(one) for one in found] == [2, 2, 0, 0, 2]
+
+
+def test_a_last_batch_of_one_sample():
+    batches = [tokens(n, 3) for n in (4, 1, 4)]
+    assert [len(found) for found in by_step(Flattened(), first, batches)] == [5, 5, 5]
+
+
+class Labelled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.labels, self.layer = nn.Embedding(9, 6), nn.Linear(6, 2)
+
+    def forward(self, label):
+        return self.layer(torch.tanh(self.labels(label)))
+
+
+def test_class_labels_that_count_up():
+    label = torch.tensor([3, 4])
+    exact(Labelled(), first, label)
+    reasons = refused(Labelled(), first, label, tell=False)
+    assert reasons.keys() == {"labels.weight"}
+    assert "its input counts up from 3" in reasons["labels.weight"]
+    exact(Labelled(), first, torch.tensor([3, 5]), tell=False)
+    found = by_step(Labelled(), first, [torch.tensor([3, 5]), label], tell=False)
+    assert [len(one) for one in found] == [3, 3]
+
+
+def test_the_number_of_samples_that_nothing_tells_is_noted_once():
+    model = Sequence().double()
+    watch = Cockpit(model, [GradNorm(), NormTest()])
+    for step in range(2):
+        loss = first(model, tokens(4, 7)).mean()
+        with watch(step, loss=loss):
+            loss.backward()
+    watch.close()
+    notes = watch.run().events().query("kind == 'layout'")
+    assert notes["subject"].tolist() == ["samples"]
+    assert "taken from the first dimension of the model's input" in notes["message"].item()
 
 
 # -- flattened ------------------------------------------------------------------------------------

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from contextlib import suppress
+
 import pytest
 import torch
 from gradients.reference import feed, losses
@@ -9,7 +13,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from cockpit import Cockpit
 from cockpit.gradients.products import Products
+from cockpit.quantities import NormTest
 
 
 class Largest(TorchDispatchMode):
@@ -110,3 +116,83 @@ def test_what_fits_is_computed_once_and_forgotten_on_release():
     assert handle.dense() is not first
     torch.testing.assert_close(handle.dense(), first)
     assert losses(layer(x), 5).shape == (5,)
+
+
+# -- what goes with the graph, without the cycle collector ----------------------------------------
+
+
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+
+    def forward(self, x):
+        h = self.first(x)
+        return self.attention(h, h, h)[0], h
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.layer = nn.Linear(6, 6), nn.LSTM(6, 6, batch_first=True)
+
+    def forward(self, x):
+        h = self.first(x)
+        return self.layer(h)[0], h
+
+
+class Three(nn.Module):
+    """Has three outputs, of which the second is computed from the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6))
+
+    def forward(self, x):
+        return (y := x * self.weight), y.sin(), x.cos()
+
+
+class Several(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.three = nn.Linear(6, 6), Three()
+
+    def forward(self, x):
+        h = self.first(x)
+        y, z, _ = self.three(h)
+        return y + z, h
+
+
+@pytest.fixture
+def counted_only():
+    """References are counted, and no cycle is collected."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("make", [Attending, Recurrent, Several])
+@pytest.mark.parametrize("step", ["forward only", "untracked", "tracked", "failed"])
+def test_inputs_of_layers_go_with_the_graph(make, step, counted_only):
+    model = make()
+    watch = Cockpit(model, [NormTest()])
+    for number in range(2):
+        x = torch.randn(4, 3, 6)
+        output, inside = model(x)
+        each = output.square().mean((1, 2))
+        loss = each.mean()
+        seen = [weakref.ref(tensor) for tensor in (x, inside)]
+        if step == "untracked":
+            loss.backward()
+        elif step == "tracked":
+            with watch(number, loss=loss, individual_losses=each):
+                loss.backward()
+        elif step == "failed":
+            with suppress(KeyError), watch(number, loss=loss, individual_losses=each):
+                loss.backward()
+                raise KeyError
+        del x, output, inside, each, loss
+        assert [reference() for reference in seen] == [None, None]
+    watch.close()

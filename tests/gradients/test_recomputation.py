@@ -8,10 +8,12 @@ import pytest
 import torch
 from gradients.anywhere import exact, refused, watched
 from torch import nn
+from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from cockpit import Cockpit
 from cockpit.gradients import Recorder
+from cockpit.gradients.recomputation import running_part
 from cockpit.quantities import NormTest
 
 
@@ -65,6 +67,93 @@ def test_exact(reentrant, steps):
 def test_without_early_stop():
     with torch.utils.checkpoint.set_checkpoint_early_stop(False):
         exact(Checkpointed(reentrant=False), squares, points())
+
+
+class OfParameters(nn.Module):
+    """A module without a rule."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x):
+        return torch.tanh(x @ self.weight.sin())
+
+
+class Dropping(OfParameters):
+    def forward(self, x):
+        return nn.functional.dropout(super().forward(x), 0.3, self.training)
+
+
+class Attending(nn.Module):
+    def __init__(self, **settings):
+        super().__init__()
+        self.inner = nn.MultiheadAttention(4, 2, batch_first=True, **settings)
+
+    def forward(self, x):
+        return self.inner(x, x, x)[0]
+
+
+class FirstOutput(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)[0]
+
+
+RUN_AGAIN = {
+    "no rule": (OfParameters, (4, 4)),
+    "no rule, dropout": (Dropping, (4, 4)),
+    "attention": (Attending, (4, 3, 4)),
+    "attention, dropout": (lambda: Attending(dropout=0.3, add_bias_kv=True), (4, 3, 4)),
+    "RNN": (lambda: FirstOutput(nn.RNN(4, 4, batch_first=True)), (4, 3, 4)),
+    "GRU": (lambda: FirstOutput(nn.GRU(4, 4, batch_first=True)), (4, 3, 4)),
+    "LSTM": (lambda: FirstOutput(nn.LSTM(4, 4, batch_first=True, bidirectional=True)), (4, 3, 4)),
+    "RNN cell": (lambda: nn.RNNCell(4, 4), (4, 4)),
+    "GRU cell": (lambda: nn.GRUCell(4, 4), (4, 4)),
+    "LSTM cell": (lambda: FirstOutput(nn.LSTMCell(4, 4)), (4, 4)),
+    "weight norm": (lambda: parametrizations.weight_norm(nn.Linear(4, 4)), (4, 4)),
+    "spectral norm": (lambda: parametrizations.spectral_norm(nn.Linear(4, 4)).eval(), (4, 4)),
+    "orthogonal": (lambda: parametrizations.orthogonal(nn.Linear(4, 4)), (4, 4)),
+    "transformer layer": (
+        lambda: nn.TransformerEncoderLayer(4, 2, 5, dropout=0.2, batch_first=True),
+        (4, 3, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+@pytest.mark.parametrize("kind", RUN_AGAIN)
+def test_modules_that_are_run_again_at_the_end_of_a_part(kind, early_stop):
+    """Their gradient arrives before their inputs, which come while every tensor saved is counted."""
+    make, shape = RUN_AGAIN[kind]
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.start, self.last = nn.Linear(4, 4), make()
+
+        def forward(self, x):
+            return checkpoint(self.last, self.start(x), use_reentrant=False)
+
+    def seeded(model, x):
+        torch.manual_seed(1)
+        return model(x).flatten(1).square().sum(1)
+
+    with torch.utils.checkpoint.set_checkpoint_early_stop(early_stop):
+        exact(Model(), seeded, torch.randn(*shape, dtype=torch.float64))
+
+
+def test_a_module_is_not_run_while_its_part_runs_again():
+    model = nn.Sequential(nn.Linear(4, 4), OfParameters()).double()
+    recorder, running = Recorder(model), []
+    recorder.listen(lambda call, grads: running.append((call.module, running_part())))
+    x = torch.randn(3, 4, dtype=torch.float64)
+    checkpoint(model, x, use_reentrant=False).sum().backward()
+    assert running == [(model[1], None), (model[0], None)]
+    recorder.close()
 
 
 def test_part_of_a_part():

@@ -27,11 +27,6 @@ def embedding(
             f"its input has shape {list(index.shape)}, whose first dimension is not that of the "
             f"{batch.size} samples"
         )
-    if index.dim() == 1 and batch.size > 1 and (torch.diff(index) == 1).all():
-        raise Unsupported(
-            f"its input counts up from {int(index[0])}, as positions do that are the same for all "
-            "samples, and there are as many as samples; give it positions of shape [samples, length]"
-        )
     index = index.reshape(batch.size, -1).long()  # [N, T]
     values = grad.detach().to(working_dtype(grad)) * batch.scale
     values = values.reshape(*index.shape, -1)  # [N, T, E]

@@ -12,7 +12,7 @@ trust.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -23,8 +23,10 @@ from cockpit.errors import Unsupported
 from cockpit.gradients.batch import Batch, working_dtype
 from cockpit.gradients.conditions import Conditions
 from cockpit.gradients.handle import Dense, IndividualGradients
+from cockpit.gradients.randomness import RandomState, accelerators
 from cockpit.gradients.rules.registry import Call, served_parameters
-from cockpit.gradients.rules.rerun import Gradients, Rerun, external, unseen
+from cockpit.gradients.rules.rerun import Gradients, Rerun, external, named_faults, unseen
+from cockpit.gradients.rules.state import refuse_changes
 
 
 def generic(
@@ -32,12 +34,14 @@ def generic(
 ) -> dict[str, IndividualGradients]:
     """Serve any module whose inputs and outputs have the samples in the first dimension."""
     drew = call.conditions is not None and call.conditions.drew
-    replay = (Redrawn if drew else Mapped)(call, grads, batch)
-    own = replay.parameters
-    size = sum(parameter.numel() for parameter in own.values())
-    pieces = batch.pieces(2 * size * replay.dtype.itemsize)
-    first = replay.gradients(pieces[0], tuple(own))
-    replay.confirm(pieces[0], first)
+    with named_faults(call):
+        replay = (Redrawn if drew else Mapped)(call, grads, batch)
+        own = replay.parameters
+        size = sum(parameter.numel() for parameter in own.values())
+        pieces = batch.pieces(2 * size * replay.dtype.itemsize)
+        first = replay.gradients(pieces[0], tuple(own))
+        replay.confirm(pieces[0], first)
+        replay.confirm_alike()
     if len(pieces) == 1:
         return {name: Dense(batch, values) for name, values in first.items()}
     return {name: Replayed(replay, name) for name in own}
@@ -53,7 +57,8 @@ class Replayed(IndividualGradients):
 
     def piece(self, samples: slice) -> Tensor:
         """Run the module again on some samples."""
-        return self._replay.gradients(samples, (self._name,))[self._name]
+        with named_faults(self._replay.call):
+            return self._replay.gradients(samples, (self._name,))[self._name]
 
 
 class Replay(Rerun):
@@ -103,6 +108,25 @@ class Replay(Rerun):
         """
         raise NotImplementedError
 
+    def confirm_alike(self) -> None:
+        """Refuse a module that computes with buffers or attributes that are not as they were.
+
+        They were changed after the forward, or by it. What the forward itself changes may be a
+        counter, or what it caches: it is seen whether the output depends on that.
+        """
+        refuse_changes(self.call, self.module.changes)
+        if not self.module.changes:
+            return
+        first, second = ([output.detach() for output in run] for run in self._twice())
+        sizes = [output.square().sum() for output in first]
+        rounding = min(ROUNDING, torch.finfo(first[0].dtype).eps ** 0.5)  # they compute alike
+        if _differ(first, second, torch.stack(sizes).sum(), rounding):
+            raise Unsupported(_CHANGING)
+
+    def _twice(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the outputs of two runs, the second with the buffers and attributes that the first one left."""
+        raise NotImplementedError
+
 
 class Mapped(Replay):
     """A replay that is mapped over the samples, each in a batch of its own, in working precision."""
@@ -113,7 +137,7 @@ class Mapped(Replay):
         )
         self.grads = [grad.to(self.dtype) * batch.scale for grad in self.grads]
         if len(self.grads) > 1:
-            with unseen(), no_random_numbers(self.grads[0].device):
+            with unseen(), no_random_numbers(*self.grads):
                 outputs = self.outputs(self.leaves, self.differentiable())
             self.grads = external(outputs, self.grads)
 
@@ -160,8 +184,14 @@ class Mapped(Replay):
         self, names: tuple[str, ...], leaves: list[Any], grads: list[Tensor]
     ) -> Gradients:
         chosen = {name: self.parameters[name] for name in names}
-        pull = vjp(lambda parameters: self.outputs(leaves, parameters), chosen)[1]
+        outputs, pull = vjp(lambda parameters: self.outputs(leaves, parameters), chosen)[:2]
+        if any(o.shape != g.shape for o, g in zip(outputs, grads, strict=True)):
+            raise Unsupported(_WHOLE)
         return pull(grads)[0]
+
+    def _twice(self) -> tuple[list[Tensor], list[Tensor]]:
+        with unseen(), no_random_numbers(*self.grads):
+            return self.twice(nullcontext)
 
 
 class Redrawn(Replay):
@@ -219,6 +249,10 @@ class Redrawn(Replay):
             if _differ(before, after, torch.stack(sizes).sum()):
                 raise Unsupported(_COUPLED)
 
+    def _twice(self) -> tuple[list[Tensor], list[Tensor]]:
+        with unseen(mappable=False):
+            return self.twice(self._conditions.restored)
+
     def _run(self, parameters: Gradients, leaves: list[Any] | None = None) -> list[Tensor]:
         """Run forward with random numbers as the first time; with a graph of `parameters`."""
         with unseen(mappable=False), self._conditions.restored():
@@ -230,15 +264,26 @@ def _exchanged(values: Tensor, kept: Tensor) -> Tensor:
     return torch.where(kept.reshape(-1, *[1] * (values.dim() - 1)), values, values.roll(1, 0))
 
 
-def _differ(first: list[Tensor], second: list[Tensor], square: Tensor) -> bool:
+def _differ(
+    first: list[Tensor], second: list[Tensor], square: Tensor, rounding: float | None = None
+) -> bool:
     """Whether two lists of tensors differ by more than rounding, relative to a squared norm."""
     errors = [(a - b).square().sum() for a, b in zip(first, second, strict=True)]
-    return bool(torch.stack(errors).sum() > ROUNDING**2 * square)
+    return bool(torch.stack(errors).sum() > (rounding or ROUNDING) ** 2 * square)
 
 
 _RANDOM = (
     "it draws random numbers, and the random state of its forward pass is not known; put what draws "
     "them into modules without parameters, such as nn.Dropout"
+)
+_WHOLE = (
+    "its output for one sample alone has another shape than for that sample in the batch: it has no "
+    "batch dimension, or it reads what belongs to the samples and is not among its arguments; give it as "
+    "an argument of its forward"
+)
+_CHANGING = (
+    "its forward changes a buffer or an attribute that it computes with, so that running it again gives "
+    "something else; change it outside of the forward, or in eval mode only"
 )
 _COUPLED = (
     "its output for a sample does not depend on that sample alone, or the samples are not "
@@ -255,7 +300,7 @@ def _looped(
     grads: list[Tensor],
 ) -> Gradients:
     """Do the same sample by sample, for modules that cannot be mapped."""
-    with no_random_numbers(grads[0].device):
+    with no_random_numbers(*grads):
         results = [
             one([value[i] for value in inputs], [grad[i] for grad in grads])
             for i in range(len(grads[0]))
@@ -264,17 +309,11 @@ def _looped(
 
 
 @contextmanager
-def no_random_numbers(device: torch.device) -> Iterator[None]:
-    """Refuse what moves the global random state, and put that back."""
-    sources = [torch] if device.type == "cpu" else [torch, getattr(torch, device.type)]
-    before = [source.get_rng_state() for source in sources]
-    moved = False
-    try:
+def no_random_numbers(*tensors: Tensor) -> Iterator[None]:
+    """Refuse what moves the global random state of the CPU, or of where the tensors are, and put that back."""
+    before = RandomState.capture(*accelerators(tensors))
+    with before.restored():
         yield
-    finally:
-        for source, state in zip(sources, before, strict=True):
-            if not torch.equal(state, source.get_rng_state()):
-                source.set_rng_state(state)
-                moved = True
+        moved = not before.is_present
     if moved:
         raise Unsupported(_RANDOM)

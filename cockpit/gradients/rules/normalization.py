@@ -4,9 +4,8 @@ With x̂ the normalised input and b the gradient with respect to the output, the
 the sum of b ∘ x̂ over the dimensions that share it, and the shift's that of b.
 
 BatchNorm in training mode couples the samples: the loss of one sample depends on all of them. What
-    is computed then is
-the share of sample i in the gradient, that is, what flows through its slice of the output. The
-shares add up to the gradient exactly.
+is computed then is the share of sample i in the gradient, that is, what flows through its slice of
+the output. The shares add up to the gradient exactly.
 """
 
 from __future__ import annotations

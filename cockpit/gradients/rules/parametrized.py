@@ -50,7 +50,7 @@ class Computed:
     def from_one(self, name: str, value: Tensor) -> Tensor:
         """Compute it from a value of one parameter, with the others as they are."""
         values = {n: p.detach().to(value.dtype) for n, p in self.parameters.items()} | {name: value}
-        with unseen(), no_random_numbers(value.device):
+        with unseen(), no_random_numbers(value):
             return self.compute(values)
 
 
@@ -95,6 +95,8 @@ def _computed(call: Call) -> Iterator[Computed]:
 
 def _and_borrowed(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     yield "", module
+    if module._modules.keys() <= {"parametrizations"}:  # it has nothing to borrow from
+        return
     entry = find_entry(module)
     for name in () if entry is None else entry.borrows:
         yield f"{name}.", module.get_submodule(name)
@@ -185,16 +187,32 @@ def buffers_of(module: nn.Module) -> dict[str, tuple[Tensor, int]]:
     Vectors, as power iterations keep them, are copied: the next call of the module changes them.
     """
     kept: dict[str, tuple[Tensor, int]] = {}
-    if not module._modules and not module._forward_pre_hooks:  # nearly all layers, at every call
+    if not _may_compute(module):  # nearly all layers, at every call
         return kept
     for prefix, part in _and_borrowed(module):
         buffers = dict(part.named_buffers(recurse=False)) if _is_hooked(part) else {}
         for name, parametrizations in _parametrizations(part).items():
-            buffers |= dict(parametrizations.named_buffers(f"parametrizations.{name}"))
+            if _has_buffers(parametrizations):
+                buffers |= dict(parametrizations.named_buffers(f"parametrizations.{name}"))
         for name, buffer in buffers.items():
             value = buffer.clone() if buffer.dim() <= 1 else buffer
             kept[prefix + name] = value, value._version
     return kept
+
+
+def _may_compute(module: nn.Module) -> bool:
+    """Whether anything in a module or its children computes weights; the quick way, without its rule."""
+    for part in (module, *module._modules.values()):
+        if part is None:
+            continue
+        if "parametrizations" in part._modules or (part._forward_pre_hooks and _is_hooked(part)):
+            return True
+    return False
+
+
+def _has_buffers(module: nn.Module) -> bool:
+    parts = (part for part in module._modules.values() if part is not None)
+    return bool(module._buffers) or any(map(_has_buffers, parts))
 
 
 def computes_weights(module: nn.Module) -> bool:
@@ -203,10 +221,7 @@ def computes_weights(module: nn.Module) -> bool:
 
 
 def _is_hooked(module: nn.Module) -> bool:
-    return any(
-        isinstance(hook, WeightNorm | SpectralNorm | BasePruningMethod)
-        for hook in module._forward_pre_hooks.values()
-    )
+    return any(isinstance(hook, Hook) for hook in module._forward_pre_hooks.values())
 
 
 def _kept(call: Call, name: str, now: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from cockpit.errors import Unsupported
 from cockpit.gradients.batch import Batch, working_dtype
@@ -23,11 +24,14 @@ class Call:
         args: Its positional arguments. Tensors are those of the forward pass, not copies.
         kwargs: Its keyword arguments.
         training: Whether the module was in training mode.
-        versions: How often each tensor among the arguments had been modified in place by then.
+        versions: How often each tensor in the arguments had been modified in place by then; of those
+            in containers also which ones they were.
         ends: Sequence numbers of the nodes of the graph that its outputs come from.
         after: Sequence number of the last node that its inputs come from, where these are not kept.
         conditions: What else its forward depended on, for modules that may have to be run again.
         buffers: Those that its weights are computed with, and how often each had been modified in place.
+        state: Buffers and attributes that its forward may read, of modules that may have to be run
+            again as a whole.
         lacking: Why the arguments are not all known, if so.
     """
 
@@ -40,6 +44,7 @@ class Call:
     after: int | None = None
     conditions: Conditions | None = None
     buffers: Mapping[str, tuple[Tensor, int]] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
     lacking: str | None = None
 
     @classmethod
@@ -50,13 +55,15 @@ class Call:
         return call
 
     def current_versions(self) -> tuple[int, ...]:
-        """Return how often each tensor among the arguments has been modified in place by now."""
-        values = (*self.args, *self.kwargs.values())
-        return tuple(
-            value._version
-            for value in values
-            if isinstance(value, Tensor) and not value.is_inference()
-        )
+        """Return what `versions` says, as it is by now."""
+        found: list[int] = []
+        for value in (*self.args, *self.kwargs.values()):
+            if isinstance(value, Tensor):
+                found.append(version_of(value))
+            elif isinstance(value, list | tuple | dict):
+                inside = (v for v in pytree.tree_leaves(value) if isinstance(v, Tensor))
+                found += [number for v in inside for number in (id(v), version_of(v))]
+        return tuple(found)
 
     @property
     def input(self) -> Tensor:
@@ -65,6 +72,11 @@ class Call:
         if not values or not isinstance(values[0], Tensor):
             raise Unsupported("its first argument is no tensor")
         return values[0]
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor has been modified in place; nothing is known of those made for inference."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 Rule = Callable[[Call, "tuple[Tensor | None, ...]", Batch], Mapping[str, IndividualGradients]]
@@ -79,7 +91,8 @@ class Entry(NamedTuple):
     Args:
         rule: The rule.
         how: What it computes, in a word or two.
-        draws: Whether modules that it serves may draw random numbers.
+        draws: Whether modules that it serves draw random numbers while they train, unless their
+            `dropout` is zero.
         borrows: Submodules whose parameters these use without calling the submodule.
     """
 
@@ -104,8 +117,8 @@ def rule_for(
         kinds: The classes, or the full names of classes of libraries that are not loaded for their
             sake, such as ``"transformers.pytorch_utils.Conv1D"``.
         how: What the rule computes, in a word or two.
-        draws: Whether such layers may draw random numbers, so that the random state of their forward
-            has to be kept while they train.
+        draws: Whether such layers draw random numbers while they train, unless their `dropout` is
+            zero, so that the random state of their forward has to be kept.
         borrows: Submodules whose parameters the layers use without calling the submodule.
     """
 

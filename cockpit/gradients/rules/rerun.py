@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
@@ -17,6 +17,12 @@ from torch.utils import _pytree as pytree
 
 from cockpit.errors import Unsupported
 from cockpit.gradients.rules.registry import Call
+from cockpit.gradients.rules.state import (
+    attributes_kept,
+    changed,
+    present_state,
+    refuse_changes,
+)
 
 replaying: ContextVar[bool] = ContextVar("replaying", default=False)
 """Whether a module's forward is being run again: hooks that record calls must look away."""
@@ -49,12 +55,13 @@ class Rerun:
                 "it was switched between train and eval mode before the backward pass"
             )
         _refuse_power_iterations(call.module)
+        self.call = call
         self.module = Forward(call.module)
         self.arrived = arrived
         leaves, self.structure = pytree.tree_flatten((call.args, call.kwargs))
         self.leaves = [_cast(leaf, dtype) for leaf in leaves]
         names: dict[Tensor, str] = {p: name for name, p in parameters.items() if p.requires_grad}
-        self.parameters = {name: _cast(parameter, dtype) for parameter, name in names.items()}
+        self.parameters = {name: _cast(p, dtype).clone() for p, name in names.items()}
         # A parameter may stand in several places. Those in submodules are parts of their own.
         self.places: dict[str, str] = {}
         self.rest: dict[str, Tensor] = {}
@@ -75,14 +82,39 @@ class Rerun:
         Args:
             leaves: The inputs, flattened.
             parameters: Values of the parameters that shall not be as they are.
+
+        Raises:
+            Unsupported: if the module modifies its inputs in place: it was given others then.
         """
+        # Copies, because what the user's backward pass needs may not be modified in place.
+        leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        given = [(leaf, leaf._version) for leaf in leaves if isinstance(leaf, Tensor)]
         args, kwargs = pytree.tree_unflatten(leaves, self.structure)
+        result = self._call(self.module, args, kwargs, parameters)
+        if any(leaf._version != version for leaf, version in given):
+            raise Unsupported(IN_PLACE)
+        return [t for t, arrived in zip(tensors_in(result), self.arrived, strict=True) if arrived]
+
+    def twice(
+        self, alike: Callable[[], AbstractContextManager[None]]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Run forward twice in a row, without putting buffers and attributes back; return what both yield.
+
+        Args:
+            alike: Makes the context to run it in.
+        """
+        args, kwargs = pytree.tree_unflatten(self.leaves, self.structure)
+        runs = self._call(Twice(self.module.module, alike), args, kwargs, {})
+        first, second = map(tensors_in, runs)
+        return first, second
+
+    def _call(self, module: Forward, args: Any, kwargs: Any, parameters: Gradients) -> Any:
         own = self.parameters | parameters
         values = {place: own[name] for place, name in self.places.items()}
         # Copies, so that a module that updates its buffers does not do so twice.
         rest = {name: value.clone() for name, value in self.rest.items()}
-        result = functional_call(self.module, values | rest, args, kwargs, tie_weights=False)
-        return [t for t, arrived in zip(tensors_in(result), self.arrived, strict=True) if arrived]
+        with attributes_kept(module.module):
+            return functional_call(module, values | rest, args, kwargs, tie_weights=False)
 
 
 def _refuse_power_iterations(module: nn.Module) -> None:
@@ -96,16 +128,55 @@ def _refuse_power_iterations(module: nn.Module) -> None:
             )
 
 
+IN_PLACE = (
+    "its forward modifies its input in place, so that what it was given is not there any more to run it "
+    "again on; let it work on a new tensor, as x = x + 1 does where x += 1 does not"
+)
+
+
 class Forward(nn.Module):
-    """Calls a module's `forward`, which leaves out the hooks of the module itself."""
+    """Calls a module's `forward`, which leaves out the hooks of the module itself.
+
+    Args:
+        module: The module.
+
+    Attributes:
+        changes: Names of buffers and attributes that the forward has been seen to change.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
+        self.changes: set[str] = set()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module's `forward` returns."""
-        return self.module.forward(*args, **kwargs)
+        before = present_state(self.module)
+        result = self.module.forward(*args, **kwargs)
+        self.changes |= changed(before, present_state(self.module))
+        return result
+
+
+class Twice(Forward):
+    """Calls a module's `forward` twice, the second time with the buffers and attributes that the first one left.
+
+    Args:
+        module: The module.
+        alike: Makes the context to call it in.
+    """
+
+    def __init__(
+        self, module: nn.Module, alike: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        super().__init__(module)
+        self._alike = alike
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """Return what the module's `forward` returns the first and the second time."""
+        with self._alike():
+            first = self.module.forward(*args, **kwargs)
+        with self._alike():
+            return first, self.module.forward(*args, **kwargs)
 
 
 def _places(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -182,6 +253,41 @@ def unseen(*, mappable: bool = True) -> Iterator[None]:
             yield
     finally:
         replaying.reset(token)
+
+
+@contextmanager
+def named_faults(call: Call) -> Iterator[None]:
+    """Say what is the matter where running the module of a call again fails in this block.
+
+    Raises:
+        Unsupported: instead of what was raised, unless memory ran out.
+    """
+    try:
+        yield
+    except (Unsupported, torch.cuda.OutOfMemoryError):
+        raise
+    except Exception as error:
+        refuse_changes(call)
+        text = str(error)
+        if "saved tensor hooks" in text:
+            raise Unsupported(HOOKED) from error
+        if "in-place" in text or "inplace" in text:
+            raise Unsupported(OVERWRITING) from error
+        raise Unsupported(
+            f"its forward cannot be run again on its arguments alone, for then it raises "
+            f"{type(error).__name__} ({text.partition(chr(10))[0]}); give all that it computes with as "
+            "arguments of its forward"
+        ) from error
+
+
+HOOKED = (
+    "it has to be run again, and there are saved tensor hooks in its forward, as checkpointing sets "
+    "them; use the parameter in a layer of its own"
+)
+OVERWRITING = (
+    "it has to be run again for each sample, and its forward works in place in a way that this does not "
+    "allow; let it make new tensors"
+)
 
 
 def plain_attention() -> AbstractContextManager[None]:
