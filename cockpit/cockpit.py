@@ -104,9 +104,10 @@ class Cockpit(Recording):
             `cockpit.integrations.tensorboard.TensorBoardTracker`.
         batch_dim: Dimension of the model's input, and of the activations, in which the samples lie, 0 or
             1. By itself the cockpit sees that from the number of samples, and asks where it cannot.
-        audit: At the first tracked step, compare the individual gradients of one sample with those
-            of its own loss, where ``individual_losses`` are a part of the loss. It takes one more
-            backward pass, once, and what is wrong is refused by name from then on.
+        audit: Check the individual gradients of a random half of the samples against their own
+            losses, where ``individual_losses`` are a part of the loss. It takes one more backward
+            pass, at the tracked steps 1, 2, 4, 8, ..., counted from 1, and what is wrong is refused
+            by name from then on.
         strict: Raise, rather than note, what cannot be tracked of the model and what goes wrong
             while quantities are computed.
         seed: Of the random numbers that sampled statistics draw from a generator of their own.

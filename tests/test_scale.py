@@ -282,9 +282,7 @@ def test_a_penalty_on_the_weights_is_noticed() -> None:
     losses = F.cross_entropy(model(x), y, reduction="none")
     loss = losses.mean() + model[0].weight.square().sum()
     with (
-        pytest.warns(
-            CockpitWarning, match=r"individual gradients of 0\.weight: .* do not add up"
-        ),
+        pytest.warns(CockpitWarning, match=r"individual gradients of 0\.weight: .* do not add up"),
         watch(0, loss=loss, individual_losses=losses),
     ):
         loss.backward()

@@ -110,7 +110,10 @@ def test_what_a_value_means(quantity: str, values: object, meaning: str, tmp_pat
 
 
 def test_critical_sharpness_is_compared_with_the_learning_rate(tmp_path: Path) -> None:
-    rows = [Row("CriticalSharpness", 18.0), Row("CriticalSharpness", 20.0, key="bound", detail=True)]
+    rows = [
+        Row("CriticalSharpness", 18.0),
+        Row("CriticalSharpness", 20.0, key="bound", detail=True),
+    ]
     (reading,) = readings(recorded(tmp_path, ["fc.weight"], rows))
     assert reading.meaning == "90 % of 2/η, 20: stable"
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from cockpit.gradients import Collector, IndividualGradients, couples_samples
 from cockpit.gradients.graph import Graph
 from cockpit.gradients.layout import Arrangement
+from cockpit.gradients.recorder import has_hooks_of_others
 from cockpit.gradients.untrackable import untrackable
 
 TRIALS = 3
@@ -124,7 +125,9 @@ class Audit:
         """
         # Hooks of the user's on a parameter would be called by this as well.
         named = {
-            n: p for n, p in self._parameters.items() if p.requires_grad and not p._backward_hooks
+            n: p
+            for n, p in self._parameters.items()
+            if p.requires_grad and not has_hooks_of_others(p)
         }
         chosen = half(len(losses), seed)
         comparison = _Comparison(chosen, rounding)

@@ -65,7 +65,7 @@ class Engine:
         seed: Of the random numbers that are drawn.
         reports: Takes the results.
         ranks: The processes that train the model together, if they are several.
-        audit: Whether to check the first step's individual gradients; see `Audit`.
+        audit: Whether to check the individual gradients; see `Audit`.
         batch_dim: Dimension of the activations in which the samples lie; None to see by oneself.
     """
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from cockpit.gradients.conditions import Conditions, state_before
 from cockpit.gradients.layout import knows_layout, samples_of
@@ -194,7 +194,8 @@ class Recorder:
             # The last moment: when its gradient is accumulated, a parameter is taken for complete.
             for parameter in served_parameters(call.module).values():
                 if parameter.requires_grad:
-                    report = partial(_report_recomputed, self._this)
+                    # Files of the model go without it, and without a warning of that.
+                    report = unserializable_hook(partial(_report_recomputed, self._this))
                     self._hooks.append(parameter.register_hook(report))
         return self._recomputed.note(part, call)
 
@@ -204,6 +205,12 @@ class Recorder:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+
+
+def has_hooks_of_others(parameter: Tensor) -> bool:
+    """Whether somebody but recorders listens to the gradient of a parameter."""
+    hooks = (parameter._backward_hooks or {}).values()
+    return any(getattr(hook, "func", None) is not _report_recomputed for hook in hooks)
 
 
 class _Reference:

@@ -46,7 +46,12 @@ def one_by_one(model: nn.Module, losses: Losses, *args: Any) -> dict[str, Tensor
 
 
 def watched(
-    model: nn.Module, losses: Losses, *args: Any, steps: int = 2, tell: bool | None = True, **settings: Any
+    model: nn.Module,
+    losses: Losses,
+    *args: Any,
+    steps: int = 2,
+    tell: bool | None = True,
+    **settings: Any,
 ) -> Seen:
     """Track some steps without updates.
 

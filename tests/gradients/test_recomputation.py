@@ -238,3 +238,26 @@ def test_a_parameter_used_in_a_checkpointed_part_itself_is_refused():
     reasons = refused(Scaled(), squares, points())
     assert reasons.keys() == {"scale"}
     assert "saved tensor hooks" in reasons["scale"]
+
+
+def test_samples_that_depend_on_each_other_are_found_behind_a_checkpoint():
+    class Coupled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x):
+            h = checkpoint(self.layer, x, use_reentrant=False)
+            return h - h.mean(0) / 2
+
+    reasons = refused(Coupled(), squares, points())
+    assert reasons.keys() == {"layer.weight", "layer.bias"}
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_model_with_checkpointed_parts_can_be_saved(tmp_path):
+    model = Checkpointed(reentrant=False).double()
+    watch = Cockpit(model, [NormTest()])
+    watched(model, squares, points(), steps=1)
+    torch.save(model, tmp_path / "model.pt")
+    watch.close()
