@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from cockpit.instruments.instrument import Readable, instrument
-from cockpit.instruments.panel import Line, Mark, Panel, Points
-from cockpit.instruments.reading import curve, latest, scale_of, stability_bound, trend
+from cockpit.instruments.panel import Line, Mark, Panel
+from cockpit.instruments.reading import curve, latest, scale_of, stability_bound, trend, unconverged
 
 __all__ = ["panel"]
 
@@ -19,12 +17,7 @@ def panel(run: Readable) -> Panel | None:
         return None
     marks: list[Mark] = [*trend(sharpness, "largest eigenvalue", "purple")]
     marks += stability_bound(run, sharpness.steps)
-    converged = curve(run, "HessMaxEV", "converged")
-    if converged is not None:
-        rough = np.isin(sharpness.steps, converged.steps[converged.values == 0])
-        if rough.any():
-            where = sharpness.steps[rough], sharpness.values[rough]
-            marks.append(Points(*where, "not converged", "vermillion", faint=True))
+    marks += unconverged(run, "HessMaxEV", sharpness)
     return Panel(
         title="Sharpness",
         group="CURVATURE",

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from cockpit.instruments.instrument import Readable
-from cockpit.instruments.panel import Array, Band, Color, Line, Mark, Scale
+from cockpit.instruments.panel import Array, Band, Color, Line, Mark, Points, Scale
 
 __all__ = [
     "Curve",
@@ -175,6 +175,16 @@ def stability_bound(run: Readable, steps: Array) -> tuple[Line, ...]:
     eta = before(rate, steps)
     bound = np.divide(2.0, eta, out=np.full_like(eta, np.nan), where=eta > 0)
     return (Line(steps, bound, "2/η", "neutral", "dashed"),)
+
+
+def unconverged(run: Readable, quantity: str, data: Curve) -> tuple[Points, ...]:
+    """Return the points of a curve of eigenvalues at which the search was given up."""
+    converged = curve(run, quantity, "converged")
+    if converged is None:
+        return ()
+    rough = np.isin(data.steps, converged.steps[converged.values == 0])
+    where = data.steps[rough], data.values[rough]
+    return (Points(*where, "not converged", "vermillion", faint=True),) if rough.any() else ()
 
 
 def scale_of(*values: Array) -> Scale:
