@@ -77,7 +77,8 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
     """Return the bytes that tensors take; what they share counts once, and what has no memory not at all."""
     storages = {}
     for tensor in tensors:
-        with suppress(NotImplementedError):  # a tensor in a transformation of torch.func
+        # A tensor in a transformation of torch.func, or in a compilation.
+        with suppress(NotImplementedError, RuntimeError):
             storage = tensor.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())

@@ -160,7 +160,8 @@ class Engine:
             self._take_forward(running)
             at_entry = plan.observations(Moment.ENTRY)
             if plan.wants_gradients or any(need.outputs for need in at_entry):
-                self._gathering.audit(step.global_step, losses.loss, losses.individual)
+                told = None if losses.parts else losses.individual  # several are not audited
+                self._gathering.audit(step.global_step, losses.loss, told)
             with backpack(retain_graph=True):  # its hooks would drop what the user's pass needs
                 self._observe(Moment.ENTRY)
             step.live = None

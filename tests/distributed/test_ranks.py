@@ -25,8 +25,8 @@ TOLERANCE = 1e-6
 BY_MODULE = {"ActivationStats", "KroneckerSpectrum", "KroneckerSpectrum-2"}
 """Quantities that know a layer by the samples that pass it, which are all of them in one process."""
 
-FROM_EARLIER = {"HessMaxEV", "HessMaxEV-2", "PreconditionedSharpness"}
-"""Quantities that depend, within their tolerance, on whether they were computed at the step before."""
+FROM_EARLIER = {"HessMaxEV", "HessMaxEV-2", "PreconditionedSharpness", "CriticalSharpness"}
+"""Quantities whose search begins with what it found at the step before, and so ends elsewhere within its tolerance."""
 
 UNKNOWN_OPTIMIZER = {
     *("CABS", "PreconditionedSharpness", "CriticalSharpness", "LostUpdates", "AdamStaleness"),
