@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from types import TracebackType
@@ -35,7 +34,7 @@ from cockpit.coverage import Coverage, known, require_usable
 from cockpit.engine import Engine, Extended, InForward, Losses, Observation, Plan, Step
 from cockpit.engine.distributed import described, ranks_of
 from cockpit.engine.plan import merged
-from cockpit.errors import CockpitError, CockpitWarning, InvalidArgument
+from cockpit.errors import CockpitError, InvalidArgument, warn
 from cockpit.forwarding import ForwardingWriter, Tracker, read_trackers
 from cockpit.gradients import MEMORY_BUDGET
 from cockpit.log import ParameterInfo, RunWriter, SilentWriter
@@ -529,11 +528,9 @@ class Cockpit(Recording):
         step = read_step(global_step)
         done = step == self._running or step <= self._last_tracked
         if not done and any(quantity.is_due(step) for quantity in self._quantities.values()):
-            warnings.warn(
+            warn(
                 f"Nothing was tracked at step {step}: quantities are computed while the gradients "
-                f"are. Wrap the backward pass, with watch({step}, loss=loss, ...): loss.backward().",
-                CockpitWarning,
-                stacklevel=2,
+                f"are. Wrap the backward pass, with watch({step}, loss=loss, ...): loss.backward()."
             )
 
     # -- checkpoints ------------------------------------------------------------------------------
@@ -590,12 +587,10 @@ class Cockpit(Recording):
                 f"{STATE_VERSION}: it is none that Cockpit.state_dict() of this release returned."
             )
         if not self._writer.rewind(state["last_entered"], state["log"]):
-            warnings.warn(
+            warn(
                 f"{self.path} is not the run file of the checkpoint, so it has no rows from before "
                 f"step {state['last_entered'] + 1}. To continue that file, give its path as log=... "
-                "and resume=True.",
-                CockpitWarning,
-                stacklevel=2,
+                "and resume=True."
             )
         self._engine.load_state_dict(state["engine"], self._quantities)
         self._reports.load_state_dict(state["reports"])

@@ -7,6 +7,9 @@ it.
 
 from __future__ import annotations
 
+import sys
+import warnings
+
 
 class CockpitError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -34,3 +37,18 @@ class RunFileInUse(CockpitError):
 
 class CockpitWarning(UserWarning):
     """A warning of this package; silence it with ``warnings.filterwarnings("ignore", category=CockpitWarning)``."""
+
+
+BETWEEN = ("cockpit", "torch", "contextlib")
+"""Packages that stand between the user's line and a warning."""
+
+
+def warn(message: str) -> None:
+    """Warn at the line of the user's that led here, rather than at one of ours."""
+    level, frame = 1, sys._getframe()
+    while (
+        frame.f_back is not None
+        and str(frame.f_globals.get("__name__")).partition(".")[0] in BETWEEN
+    ):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, CockpitWarning, stacklevel=level)

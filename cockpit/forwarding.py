@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from cockpit.errors import CockpitWarning, InvalidType
+from cockpit.errors import InvalidType, warn
 from cockpit.log import Row, RunWriter
 
 PREFIX = "cockpit"
@@ -183,7 +182,7 @@ class ForwardingWriter:
 
     def _warn(self) -> None:
         while self._problems:
-            warnings.warn(f"Forwarding: {self._problems.pop(0)}.", CockpitWarning, stacklevel=4)
+            warn(f"Forwarding: {self._problems.pop(0)}.")
 
 
 def _name(row: Row) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import nn
 from cockpit.arguments import named_parameters
 from cockpit.coverage import Coverage
 from cockpit.engine import Missing, Result
-from cockpit.errors import CockpitError, CockpitWarning
+from cockpit.errors import CockpitError, warn
 from cockpit.forwarding import ForwardingWriter
 from cockpit.gradients import couples_samples
 from cockpit.log import Row, RunWriter, SilentWriter
@@ -196,7 +195,7 @@ class RunReports:
             if isinstance(self._writer, ForwardingWriter):
                 self._writer.alert(step, kind, subject, reason)
             if self._speaks and not self._strict:
-                warnings.warn(message, CockpitWarning, stacklevel=2)
+                warn(message)
 
     def raise_failures(self) -> None:
         """Raise what went wrong since the last time, where that was asked for.

@@ -12,7 +12,6 @@ import sqlite3
 import tempfile
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -20,7 +19,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from cockpit.errors import CockpitWarning, InvalidArgument, InvalidType, RunFileInUse
+from cockpit.errors import InvalidArgument, InvalidType, RunFileInUse, warn
 from cockpit.log.reader import RunFile
 from cockpit.log.schema import (
     SET_META,
@@ -171,7 +170,7 @@ class RunWriter:
     def _warn(self) -> None:
         report = self._worker.take_report()
         if report is not None:
-            warnings.warn(report, CockpitWarning, stacklevel=3)
+            warn(report)
 
 
 class _Worker:
