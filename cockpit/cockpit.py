@@ -73,8 +73,8 @@ class Cockpit(Recording):
         watch.close()
 
     The training is left as it is, to the last bit: nothing here draws from the global random state,
-    keeps a graph, or touches a gradient. A quantity that fails is reported once by a `CockpitWarning`, noted in the
-    log as not checked, and never stops the training.
+    keeps a graph, or touches a gradient. A quantity that fails is reported once by a
+    `CockpitWarning`, noted in the log as not checked, and never stops the training.
 
     Where several processes train a model in ``DistributedDataParallel``, each of them makes its cockpit
     with that model and runs the same loop; the values are those of the mini-batches of all processes

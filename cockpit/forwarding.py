@@ -81,7 +81,7 @@ class ForwardingWriter:
         self._queue: Queue[Send | threading.Event | None] = Queue(LONGEST_QUEUE)
         self._process, self._closed = os.getpid(), False
         self._problems: list[str] = []
-        self._dropped = 0
+        self._overflowed = False
         self._thread = threading.Thread(target=self._serve, name="cockpit-forward", daemon=True)
         self._thread.start()
 
@@ -152,12 +152,12 @@ class ForwardingWriter:
         try:
             self._queue.put_nowait(call)
         except Full:
-            if not self._dropped:
+            if not self._overflowed:
+                self._overflowed = True
                 self._problems.append(
                     "the trackers are slower than the training, and do not get everything; the run "
                     "file does. Track less often, or give the trackers less to do"
                 )
-            self._dropped += 1
 
     def _serve(self) -> None:
         while True:

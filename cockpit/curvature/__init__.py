@@ -20,7 +20,7 @@ from cockpit.curvature.jacobians import (
 )
 from cockpit.curvature.kronecker import Kronecker, KroneckerEigen
 from cockpit.curvature.lanczos import Krylov, Spectrum, extremes
-from cockpit.curvature.linearised import Linearised, refuse_coupled, undisturbed
+from cockpit.curvature.linearised import Linearised, refuse_coupled, unnoticed
 from cockpit.curvature.losses import (
     hessian_mat_prod,
     sqrt_hessian,
@@ -75,5 +75,5 @@ __all__ = [
     "sqrt_hessian_sampled",
     "sum_hessian",
     "sum_of",
-    "undisturbed",
+    "unnoticed",
 ]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from cockpit.curvature.chain import chain
-from cockpit.curvature.linearised import Linearised, check_vectors, refuse_coupled, undisturbed
+from cockpit.curvature.linearised import Linearised, check_vectors, refuse_coupled, unnoticed
 from cockpit.curvature.losses import LossFunction, evaluated, sqrt_hessian
 from cockpit.curvature.products import GGN, Hessian
 from cockpit.errors import InvalidArgument, Unsupported
@@ -68,7 +68,7 @@ def block_products(
     check_vectors(matrix, parameters[name])
     if kind == "pch":
         return _positive(model, loss, inputs, targets, name, matrix, modify)
-    with undisturbed(inputs):
+    with unnoticed(inputs):
         here = Linearised(model, inputs)
     # A shared parameter is known by its first name.
     first = next(n for n, p in model.named_parameters() if p is parameters[name])
@@ -89,7 +89,7 @@ def _positive(
 ) -> Tensor:
     """Push the columns forward to the outputs, and pull them back, with the residuals on the way."""
     refuse_coupled(model, "kind='hessian', whose products are exact here, too")
-    with undisturbed(inputs):
+    with unnoticed(inputs):
         links = chain(model, inputs)
     start = max(i for i, (prefix, _) in enumerate(links) if name.startswith(prefix))
     prefix, first = links[start]

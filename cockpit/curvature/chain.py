@@ -11,7 +11,7 @@ from cockpit.errors import Unsupported
 
 
 def chain(model: nn.Module, inputs: Tensor) -> list[tuple[str, Linearised]]:
-    """Run the layers of a chain one by one, within `undisturbed`.
+    """Run the layers of a chain one by one, within `unnoticed`.
 
     Args:
         model: A layer, or an `nn.Sequential` of layers, which may be nested.

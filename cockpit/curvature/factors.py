@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cockpit.curvature.chain import chain, refuse_shared
 from cockpit.curvature.kronecker import Kronecker
-from cockpit.curvature.linearised import Linearised, refuse_coupled, undisturbed
+from cockpit.curvature.linearised import Linearised, refuse_coupled, unnoticed
 from cockpit.curvature.losses import (
     LossFunction,
     sqrt_hessian,
@@ -108,7 +108,7 @@ def _propagated(
 
     hooks = [module.register_forward_hook(see) for module in layers.values()]
     try:
-        with undisturbed(inputs):
+        with unnoticed(inputs):
             whole = Linearised(_Whole(model), inputs)
     finally:
         for hook in hooks:
@@ -145,7 +145,7 @@ class _Whole(nn.Module):
 def _recursive(
     model: nn.Module, loss: LossFunction, inputs: Tensor, targets: Tensor
 ) -> dict[str, Kronecker]:
-    with undisturbed(inputs):
+    with unnoticed(inputs):
         links = chain(model, inputs)
     return recursive_factors(links, sum_hessian(loss, links[-1][1].output.detach(), targets))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from cockpit.curvature.linearised import Linearised, check_vectors, refuse_coupled, undisturbed
+from cockpit.curvature.linearised import Linearised, check_vectors, refuse_coupled, unnoticed
 from cockpit.errors import Unsupported
 from cockpit.gradients.batch import Batch
 from cockpit.gradients.rules import Call, find_rule
@@ -128,5 +128,5 @@ def residual_mat_prod(
 
 
 def _linearised(module: nn.Module, inputs: Tensor) -> Linearised:
-    with undisturbed(inputs):
+    with unnoticed(inputs):
         return Linearised(module, inputs)

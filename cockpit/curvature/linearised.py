@@ -25,7 +25,7 @@ from cockpit.gradients.rules.rerun import Forward, unseen
 class Linearised:
     """A module at one input: the graph of one forward pass, for products with its derivatives.
 
-    To be made within `undisturbed`.
+    To be made within `unnoticed`.
 
     Args:
         module: The module; it takes one tensor and returns one.
@@ -164,7 +164,7 @@ def check_vectors(vectors: Tensor, like: Tensor) -> None:
 
 
 @contextmanager
-def undisturbed(inputs: Tensor) -> Iterator[None]:
+def unnoticed(inputs: Tensor) -> Iterator[None]:
     """Run a model, of which neither the cockpit nor BackPACK takes notice, and put the random state back."""
     devices = accelerators([inputs] if isinstance(inputs, Tensor) else [])
     with RandomState.capture(*devices).restored(), unseen():

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cockpit.curvature.ggn import sampled_backward
 from cockpit.curvature.heads import Blocks, blocks_of
-from cockpit.curvature.linearised import check_vectors, undisturbed
+from cockpit.curvature.linearised import check_vectors, unnoticed
 from cockpit.curvature.products import Hessian
 from cockpit.errors import InvalidArgument, Unsupported
 
@@ -129,7 +129,7 @@ def sum_of(value: Tensor, z: Tensor) -> Tensor:
 
 def evaluated(loss: LossFunction, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return the outputs, in a graph of their own unless they have one, and the loss of them, `[]`."""
-    with undisturbed(outputs):
+    with unnoticed(outputs):
         z = outputs
         if z.grad_fn is None:
             leaf = z.detach().requires_grad_()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from backpack import backpack
 from backpack.extensions import DiagGGNExact, DiagHessian
+from torch import Tensor
 
 from cockpit.curvature import (
     Curvature,
@@ -22,7 +23,7 @@ from cockpit.curvature import (
     sampled_backward,
 )
 from cockpit.engine.live import Live, find_outputs
-from cockpit.engine.needs import Moment, Observation
+from cockpit.engine.needs import Moment, Need, Observation
 from cockpit.engine.step import NotChecked, PerParameter, Step
 from cockpit.gradients.randomness import RandomState, accelerators
 
@@ -64,6 +65,15 @@ class FromProducts(Observation):
         raise NotImplementedError
 
 
+def warm_start(step: Step, need: Need, matrix: Curvature) -> Tensor:
+    """Return where an iteration begins: with what the need found at an earlier step, and some noise."""
+    noise = matrix.noise(live(step).generator())
+    earlier = step.carried.get(need)
+    if earlier is None:
+        return noise
+    return earlier.to(noise) + START_NOISE * noise / torch.linalg.vector_norm(noise)
+
+
 @dataclass(frozen=True)
 class Extremes(FromProducts):
     """Both ends of the spectrum of a matrix, a `Spectrum`.
@@ -80,10 +90,7 @@ class Extremes(FromProducts):
 
     def find(self, step: Step, matrix: Curvature) -> Spectrum:
         """Return the ends of the spectrum."""
-        start = matrix.noise(live(step).generator())
-        earlier = step.carried.get(self)
-        if earlier is not None:
-            start = earlier.to(start) + START_NOISE * start / torch.linalg.vector_norm(start)
+        start = warm_start(step, self, matrix)
         found = extremes(matrix.__matmul__, start, self.tolerance, self.max_products)
         if found.largest == found.largest:  # no NaN
             # The lower end is sought only as far as it competes with the upper one in magnitude.

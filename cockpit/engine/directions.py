@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cockpit.curvature import Curvature, Spectrum, extremes, moved
-from cockpit.engine.curvature import START_NOISE, FromProducts, live
+from cockpit.engine.curvature import FromProducts, live, warm_start
 from cockpit.engine.live import Basis
 from cockpit.engine.needs import Moment, Observation, OfUpdate
 from cockpit.engine.step import NotChecked, PerParameter, Step
@@ -116,10 +116,7 @@ class PreconditionedExtremes(FromProducts):
                 "one bound for all of them"
             )
         root = matrix.flat(scales).rsqrt()  # P^{−1/2}
-        start = matrix.noise(live(step).generator())
-        earlier = step.carried.get(self)
-        if earlier is not None:
-            start = earlier.to(start) + START_NOISE * start / torch.linalg.vector_norm(start)
+        start = warm_start(step, self, matrix)
         found = extremes(
             lambda v: root * (matrix @ (root * v)), start, self.tolerance, self.max_products
         )

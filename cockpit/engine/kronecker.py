@@ -18,7 +18,7 @@ from cockpit.curvature import (
     refuse_coupled,
     sampled_backward,
     sum_of,
-    undisturbed,
+    unnoticed,
 )
 from cockpit.engine.curvature import by_backpack, live
 from cockpit.engine.live import NO_OUTPUTS, Basis, Live, find_outputs
@@ -147,7 +147,7 @@ def _recursive(now: Live) -> PerParameter:
             "approximation='kfac' or 'kflr'"
         )
     (inputs,) = now.inputs
-    with torch.enable_grad(), undisturbed(inputs):
+    with torch.enable_grad(), unnoticed(inputs):
         links = _run_again(now, inputs)
         again, given = links[-1][1].output.detach(), outputs.detach()
         tolerance = torch.finfo(outputs.dtype).eps ** 0.5

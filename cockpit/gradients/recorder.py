@@ -70,9 +70,8 @@ class Recorder:
         self.witness: Witness | None = None
         self.on_pass: Callable[[], None] | None = None
         self.batch_size: int | None = None
-        self.guesses_size = (
-            False  # whether nothing tells in which dimension of the last input they lie
-        )
+        # Whether nothing tells in which dimension of the last input the samples lie.
+        self.guesses_size = False
         self._last_dim = 0
         self.keeps_outputs = False
         self._inputs: tuple[Any, ...] = ()
