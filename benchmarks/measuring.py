@@ -80,7 +80,9 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
         # A tensor in a transformation of torch.func, or in a compilation.
         with suppress(NotImplementedError, RuntimeError):
             storage = tensor.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
+            # A compilation's stand-in for a tensor has a size without memory, and no address.
+            if storage.device.type != "meta":
+                storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks import __main__ as bench
 from benchmarks.measuring import bytes_of, growth, interleaved, live_tensors, peak_memory, ratios
@@ -60,6 +61,13 @@ def test_a_peak_that_fails_leaves_the_error_output(capfd: pytest.CaptureFixture[
 def test_shared_memory_counts_once() -> None:
     tensor = torch.zeros(1000)
     assert bytes_of([tensor, tensor[10:], tensor.view(10, 100)]) == 4000
+
+
+def test_what_has_no_memory_does_not_count() -> None:
+    # The compiler leaves such tensors behind, wherever it ran before in the process.
+    with FakeTensorMode():
+        stands_in = torch.zeros(1000)
+    assert bytes_of([stands_in, torch.empty(1000, device="meta")]) == 0
 
 
 def test_growth_is_seen() -> None:
