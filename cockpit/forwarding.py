@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from cockpit.errors import InvalidType, warn
+from cockpit.findings import Finding
 from cockpit.log import Row, RunWriter
 
 PREFIX = "cockpit"
@@ -107,6 +108,12 @@ class ForwardingWriter:
     def note(self, step: int | None, kind: str, subject: str, message: str) -> None:
         """Record an event."""
         self._writer.note(step, kind, subject, message)
+
+    def finding(self, finding: Finding) -> None:
+        """Record something that is wrong with the training, and let the trackers know."""
+        self._writer.finding(finding)
+        subject = f"{finding.code} {finding.name}"
+        self.alert(finding.step, finding.severity, subject, f"{finding.title}. {finding.action}")
 
     def alert(self, step: int | None, kind: str, subject: str, message: str) -> None:
         """Let the trackers know of an event that a person has to know of."""

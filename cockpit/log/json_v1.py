@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from cockpit.errors import InvalidArgument, NotARunFile
+from cockpit.findings import Finding
 from cockpit.log.reader import RunFile, is_database, start_of
 from cockpit.log.schema import Event, ParameterInfo, Series
 
@@ -94,7 +95,7 @@ def write_json(path: str | os.PathLike[str], output: Mapping[int, Mapping[str, A
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("x", encoding="utf-8") as file:
-            file.writelines(_pieces(output))
+            file.writelines(json_pieces(output))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
@@ -109,8 +110,8 @@ def write_json(path: str | os.PathLike[str], output: Mapping[int, Mapping[str, A
     return path
 
 
-def _pieces(output: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the text step by step, which never has more than one step's text in memory."""
+def json_pieces(output: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the text of the file step by step: never is more than one step's text in memory."""
     yield "{"
     for place, step in enumerate(sorted(output)):
         yield f'{"," if place else ""}\n"{step}": {json.dumps(output[step], default=_plain)}'
@@ -216,6 +217,11 @@ class JsonFile:
         wall = np.array([known.get(step, math.nan) for step in self._tracked], dtype=np.float64)
         return np.array(self._tracked, dtype=np.int64), wall, np.full(len(wall), math.nan)
 
+    def extent(self) -> tuple[int, int | None, int | None]:
+        """Return how many steps were tracked, the first and the last."""
+        steps = self.steps()[0]
+        return (len(steps), int(steps[0]), int(steps[-1])) if len(steps) else (0, None, None)
+
     def scalars(self, series: int | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return series ids, steps (int64) and values (float64), ordered by series and step.
 
@@ -232,16 +238,21 @@ class JsonFile:
         none = np.zeros(0)
         return ids, np.concatenate([none.astype(np.int64), *steps]), np.concatenate([none, *values])
 
-    def arrays(self, series: int | None = None) -> Iterator[tuple[Series, int, np.ndarray]]:
+    def arrays(
+        self, series: int | None = None, *, start: int | None = None, stop: int | None = None
+    ) -> Iterator[tuple[Series, int, np.ndarray]]:
         """Yield series, step and array, ordered by series and step.
 
         Args:
             series: Only those of the series with this id.
+            start: Only those of the steps from this one on.
+            stop: Only those of the steps before this one.
         """
         for one in self.series():
             if one.kind == "array" and series in (None, one.id):
                 for step, grid in self._grids[one.id]:
-                    yield one, step, grid
+                    if (start is None or start <= step) and (stop is None or step < stop):
+                        yield one, step, grid
 
     def events(self) -> list[Event]:
         """Return what of the file could not be read."""
@@ -255,6 +266,10 @@ class JsonFile:
             )
             for name, steps in self._unread.items()
         ]
+
+    def findings(self) -> list[Finding]:
+        """Return none: there is no place for them in such a file."""
+        return []
 
     def close(self) -> None:
         """Do nothing: the file is closed once it has been read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from cockpit.errors import NotARunFile
+from cockpit.findings import Finding
+from cockpit.log.arrays import arrays_of, select
 from cockpit.log.schema import (
     APPLICATION_ID,
     SCHEMA_VERSION,
@@ -21,8 +23,13 @@ from cockpit.log.schema import (
     ParameterInfo,
     Series,
     is_alive,
-    unpack,
 )
+
+DAMAGE = (sqlite3.Error, ValueError, TypeError, KeyError, OverflowError, RecursionError)
+"""What reading raises where the data are not what this package writes."""
+
+SCALAR = np.dtype([("series", np.int64), ("step", np.int64), ("value", np.float64)])
+"""What a row of the table ``scalars`` becomes."""
 
 
 class RunFile:
@@ -63,7 +70,7 @@ class RunFile:
                 f"{self.path} is an SQLite database of another program, not a run file. "
                 "Give the path that was passed to Cockpit(..., log=path)."
             )
-        ((version,),) = self._all("PRAGMA user_version")
+        version = self._version()
         if version > SCHEMA_VERSION:
             raise NotARunFile(
                 f"{self.path} was written by a newer version of torch-cockpit "
@@ -121,50 +128,81 @@ class RunFile:
         rows = self._all("SELECT step, wall, monotonic FROM steps ORDER BY step")
         return self._columns(rows, np.int64, np.float64, np.float64)
 
-    def scalars(self, series: int | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def extent(self) -> tuple[int, int | None, int | None]:
+        """Return how many steps were tracked, the first and the last; without reading them all."""
+        ((count, first, last),) = self._all("SELECT count(*), min(step), max(step) FROM steps")
+        return count, first, last
+
+    def scalars(
+        self, series: int | None = None, *, start: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return series ids, steps (int64) and values (float64), ordered by series and step.
 
         Args:
             series: Only those of the series with this id, which are all that is then read.
+            start: Of this series, only those of the steps from this one on.
         """
         where, values = _only(series)
-        rows = self._all(
-            f"SELECT series, step, value FROM scalars {where} ORDER BY series, step", values
-        )
-        return self._columns(rows, np.int64, np.int64, np.float64)
+        if series is not None and start is not None:
+            where, values = f"{where} AND step >= ?", (*values, start)
+        query = f"SELECT series, step, value FROM scalars {where} ORDER BY series, step"
+        with self._translated():  # numpy reads None, which is how SQLite keeps NaN, as NaN
+            rows = np.fromiter(self._connection.execute(query, values), SCALAR)
+        return rows["series"].copy(), rows["step"].copy(), rows["value"].copy()
 
-    def arrays(self, series: int | None = None) -> Iterator[tuple[Series, int, np.ndarray]]:
+    def scalars_at(self, series: int, steps: Iterable[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Return steps (int64) and values (float64) of one series at some steps, reading no others."""
+        query = (
+            "SELECT scalars.step, scalars.value FROM json_each(?) AS wanted "
+            "CROSS JOIN scalars ON scalars.series = ? AND scalars.step = wanted.value"
+        )  # CROSS keeps the order: one look-up for each wanted step, which come ascending
+        rows = self._all(query, (json.dumps(sorted(map(int, steps))), series))
+        return self._columns(rows, np.int64, np.float64)
+
+    def arrays(
+        self, series: int | None = None, *, start: int | None = None, stop: int | None = None
+    ) -> Iterator[tuple[Series, int, np.ndarray]]:
         """Yield series, step and array, one after the other, ordered by series and step.
 
         Args:
             series: Only those of the series with this id, which are all that is then read.
+            start: Only those of the steps from this one on.
+            stop: Only those of the steps before this one.
         """
-        where, values = _only(series)
         with self._snapshot():
             known = {one.id: one for one in self.series()}
+            query, values = select(series, start, stop, blocks=self._version() > 1)
             with self._translated():
-                found = self._connection.execute(
-                    f"SELECT series, step, dtype, shape, blob FROM arrays {where} "
-                    "ORDER BY series, step",
-                    values,
-                )
+                found = self._connection.execute(query, values)
             while True:
                 with self._translated():
                     row = found.fetchone()
                     if row is None:
                         return
-                    item = known[row[0]], row[1], unpack(*row[2:])
-                yield item
+                    items = [(known[row[0]], *item) for item in arrays_of(row)]
+                for item in items:
+                    if (start is None or start <= item[1]) and (stop is None or item[1] < stop):
+                        yield item
 
     def events(self) -> list[Event]:
         """Return the events in the order in which they happened."""
         rows = self._all("SELECT step, wall, kind, subject, message FROM events ORDER BY id")
         return [Event(*row) for row in rows]
 
+    def findings(self) -> list[Finding]:
+        """Return the findings in the order in which they were made; older files have none."""
+        if self._version() < 2:
+            return []
+        rows = self._all("SELECT record FROM findings ORDER BY id")
+        with self._translated():
+            return [Finding.from_record(json.loads(record)) for (record,) in rows]
+
     def mark(self) -> dict[str, Any]:
         """Return which run this is and how far it has come, for `RunWriter.rewind`."""
-        ((last,),) = self._all("SELECT coalesce(max(id), 0) FROM events")
-        return {"created": self.created, "events": last}
+        last = "SELECT coalesce(max(id), 0) FROM"
+        findings = f"({last} findings)" if self._version() > 1 else "0"  # older files have none
+        ((event, finding),) = self._all(f"SELECT ({last} events), {findings}")
+        return {"created": self.created, "events": event, "findings": finding}
 
     def output(self, *, metrics: bool = False) -> dict[int, dict[str, Any]]:
         """Return the quantities' values in the shape of Cockpit 1.0, ``{step: {quantity: value}}``.
@@ -227,6 +265,11 @@ class RunFile:
         with self._translated():
             return json.loads(rows[0][0]) if rows else default
 
+    def _version(self) -> int:
+        """Return the format of the file, which changes when a run of an older one is continued."""
+        ((version,),) = self._all("PRAGMA user_version")
+        return version
+
     @contextmanager
     def _snapshot(self) -> Iterator[None]:
         """Let all reads in the block see the same moment."""
@@ -262,7 +305,7 @@ class RunFile:
                     "needs its -wal file, and a folder that may be written to."
                 ) from error
             raise self._damaged(error) from error
-        except (sqlite3.Error, ValueError, TypeError, KeyError, OverflowError) as error:
+        except DAMAGE as error:
             raise self._damaged(error) from error
 
     def _damaged(self, error: Exception) -> NotARunFile:

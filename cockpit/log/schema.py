@@ -1,13 +1,17 @@
 """What a run file holds: its tables, what goes in and comes out, how arrays become bytes.
 
-A run file is an SQLite database with its own application id. Version 1 has these tables:
+A run file is an SQLite database with its own application id. Version 2 has these tables:
 
 - ``meta``: settings, status, and the process that writes, one JSON text per key;
 - ``parameters``: name, shape and dtype of the model's parameters, in the order of the model;
 - ``series``: what a number or an array belongs to (quantity, key, parameter, ...);
 - ``scalars`` and ``arrays``: one row per series and step;
+- ``blocks``: arrays of many steps of a series (see `cockpit.log.arrays`);
 - ``steps``: the tracked steps with their times;
-- ``events``: what happened, such as a quantity that could not be checked.
+- ``events``: what happened, such as a quantity that could not be checked;
+- ``findings``: what is wrong with the training, one JSON text each.
+
+Version 1 had neither blocks nor findings.
 
 Nothing in it is executed or unpickled: an array is a dtype from a short list, a shape, and plain
 bytes.
@@ -33,31 +37,37 @@ import numpy as np
 from cockpit.errors import InvalidArgument, InvalidType
 
 APPLICATION_ID = 0x434F434B  # "COCK" in ASCII, at byte 68 of the file
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MAX_ARRAY_BYTES = 2**30  # what is accepted when reading
 MAX_STORED_BYTES = 900_000_000  # SQLite takes at most 10**9 bytes a row
 
 SET_META = "INSERT OR REPLACE INTO meta VALUES(?, ?)"
 
 TABLES = (
-    "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
-    """CREATE TABLE parameters(
+    "meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    """parameters(
         id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE,
         shape TEXT NOT NULL, dtype TEXT NOT NULL)""",
-    """CREATE TABLE series(
+    """series(
         id INTEGER PRIMARY KEY, quantity TEXT NOT NULL, key TEXT NOT NULL, parameter TEXT NOT NULL,
         kind TEXT NOT NULL, detail INTEGER NOT NULL, source TEXT NOT NULL,
         UNIQUE(quantity, key, parameter, kind, detail, source))""",
-    """CREATE TABLE scalars(
+    """scalars(
         series INTEGER NOT NULL, step INTEGER NOT NULL, value REAL,
         PRIMARY KEY(series, step)) WITHOUT ROWID""",
-    """CREATE TABLE arrays(
+    """arrays(
         series INTEGER NOT NULL, step INTEGER NOT NULL, dtype TEXT NOT NULL, shape TEXT NOT NULL,
         blob BLOB NOT NULL, PRIMARY KEY(series, step))""",
-    "CREATE TABLE steps(step INTEGER PRIMARY KEY, wall REAL NOT NULL, monotonic REAL NOT NULL)",
-    """CREATE TABLE events(
+    """blocks(
+        series INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
+        dtype TEXT NOT NULL, shape TEXT NOT NULL, count INTEGER NOT NULL,
+        steps BLOB NOT NULL, blob BLOB NOT NULL, PRIMARY KEY(series, first))""",
+    "steps(step INTEGER PRIMARY KEY, wall REAL NOT NULL, monotonic REAL NOT NULL)",
+    """events(
         id INTEGER PRIMARY KEY, step INTEGER, wall REAL NOT NULL, kind TEXT NOT NULL,
         subject TEXT NOT NULL, message TEXT NOT NULL)""",
+    """findings(
+        id INTEGER PRIMARY KEY, step INTEGER NOT NULL, record TEXT NOT NULL)""",
 )
 
 DTYPES = {
@@ -158,9 +168,11 @@ def compress(data: bytes) -> bytes:
     worth the time.
     """
     start = data[:16384]
-    if len(zlib.compress(start, 1)) > 0.9 * len(start):
+    packed = zlib.compress(start, 1)
+    if len(packed) > 0.9 * len(start):
         return data
-    packed = zlib.compress(data, 1)
+    if len(data) > len(start):
+        packed = zlib.compress(data, 1)
     return packed if len(packed) < len(data) else data
 
 
@@ -170,14 +182,34 @@ def unpack(dtype: str, shape: str, blob: bytes) -> np.ndarray:
     Raises:
         ValueError: The three do not describe an array that this module could have written.
     """
+    sizes = sizes_of(dtype, shape)
+    expected = math.prod(sizes) * DTYPES[dtype].itemsize
+    if expected > MAX_ARRAY_BYTES:
+        raise ValueError(f"an array claims {expected} bytes, more than {MAX_ARRAY_BYTES}")
+    native = np.dtype(dtype)
+    return np.frombuffer(inflate(blob, expected), DTYPES[dtype]).reshape(sizes).astype(native)
+
+
+def sizes_of(dtype: str, shape: str) -> list[int]:
+    """Return the shape that was stored.
+
+    Raises:
+        ValueError: It is none, or the dtype is none of `DTYPES`.
+    """
     if dtype not in DTYPES:
         raise ValueError(f"an array has dtype {dtype!r}")
     sizes = json.loads(shape)
     if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
         raise ValueError(f"an array has shape {shape!r}")
-    expected = math.prod(sizes) * DTYPES[dtype].itemsize
-    if expected > MAX_ARRAY_BYTES:
-        raise ValueError(f"an array claims {expected} bytes, more than {MAX_ARRAY_BYTES}")
+    return sizes
+
+
+def inflate(blob: bytes, expected: int) -> bytes:
+    """Return what `blob` stands for, which is compressed if it is shorter than that.
+
+    Raises:
+        ValueError: It has another length than expected; no more than that is ever unpacked.
+    """
     if len(blob) < expected:
         stream = zlib.decompressobj()
         try:
@@ -186,8 +218,16 @@ def unpack(dtype: str, shape: str, blob: bytes) -> np.ndarray:
             raise ValueError(f"an array cannot be decompressed ({error})") from error
     if len(blob) != expected:
         raise ValueError(f"an array of {expected} bytes has other than these")
-    native = np.dtype(dtype)
-    return np.frombuffer(blob, DTYPES[dtype]).reshape(sizes).astype(native)
+    return blob
+
+
+@dataclass(frozen=True)
+class Point:
+    """How far a run had come: its last step, and the numbers of its last event and last finding."""
+
+    step: int
+    event: int
+    finding: int
 
 
 @dataclass
@@ -200,7 +240,8 @@ class Batch:
         scalars: Pairs of the columns of ``series`` (all but the id) and the value.
         arrays: The same with arrays.
         events: Rows of ``events`` without the id.
-        rewind: Before all else, drop what comes after this step, and events after this number.
+        findings: Rows of ``findings`` without the id.
+        rewind: Before all else, drop what comes after this point.
     """
 
     step: int | None
@@ -208,7 +249,8 @@ class Batch:
     scalars: list[tuple[tuple[Any, ...], float]] = field(default_factory=list)
     arrays: list[tuple[tuple[Any, ...], PackedArray]] = field(default_factory=list)
     events: list[tuple[Any, ...]] = field(default_factory=list)
-    rewind: tuple[int, int] | None = None
+    findings: list[tuple[int, str]] = field(default_factory=list)
+    rewind: Point | None = None
 
     def add(self, row: Row) -> None:
         """Add a value; an array is copied.
@@ -245,20 +287,21 @@ def _as_float(value: Any) -> float:
 
 
 def create_tables(connection: sqlite3.Connection) -> None:
-    """Make a run file out of an empty database."""
+    """Make a run file out of an empty database, or one of this version out of an older one."""
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     for table in TABLES:
-        connection.execute(table)
-    connection.execute(SET_META, ("created", json.dumps(time.time())))
-    connection.execute(SET_META, ("settings", "{}"))
+        connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
+    meta = [("created", json.dumps(time.time())), ("settings", "{}")]
+    connection.executemany("INSERT OR IGNORE INTO meta VALUES(?, ?)", meta)
 
 
-def rewind(connection: sqlite3.Connection, step: int, event: int) -> None:
-    """Drop all values of later steps, and the events with later numbers."""
-    for table in ("steps", "scalars", "arrays"):
-        connection.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
-    connection.execute("DELETE FROM events WHERE id > ?", (event,))
+def rewind(connection: sqlite3.Connection, point: Point) -> None:
+    """Drop all numbers of later steps, and the events and findings with later numbers."""
+    for table in ("steps", "scalars"):
+        connection.execute(f"DELETE FROM {table} WHERE step > ?", (point.step,))
+    connection.execute("DELETE FROM events WHERE id > ?", (point.event,))
+    connection.execute("DELETE FROM findings WHERE id > ?", (point.finding,))
 
 
 def describe_run(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cockpit.findings import Finding
 from cockpit.log.schema import Row
 
 
@@ -25,6 +26,9 @@ class SilentWriter:
 
     def note(self, step: int | None, kind: str, subject: str, message: str) -> None:
         """Drop an event."""
+
+    def finding(self, finding: Finding) -> None:
+        """Drop a finding."""
 
     def mark(self) -> dict[str, Any]:
         """Return nothing: the process that writes knows how far the run file has come."""

@@ -20,13 +20,15 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from cockpit.errors import InvalidArgument, InvalidType, RunFileInUse, warn
+from cockpit.findings import Finding
+from cockpit.log.arrays import ArrayWriter
 from cockpit.log.reader import RunFile
 from cockpit.log.schema import (
     SET_META,
     Batch,
     ParameterInfo,
+    Point,
     Row,
-    compress,
     create_tables,
     describe_run,
     rewind,
@@ -127,6 +129,12 @@ class RunWriter:
         batch.note(kind, subject, message)
         self._hand_over(batch)
 
+    def finding(self, finding: Finding) -> None:
+        """Record something that is wrong with the training."""
+        batch = Batch(finding.step)
+        batch.findings.append((finding.step, json.dumps(finding.record())))
+        self._hand_over(batch)
+
     def mark(self) -> dict[str, Any]:
         """Return which run this is and how far it has come; what was recorded is committed by then."""
         self.flush()
@@ -146,7 +154,8 @@ class RunWriter:
         with RunFile(self.path) as file:
             if file.created != mark["created"]:
                 return False
-        self._hand_over(Batch(None, rewind=(step, mark["events"])))
+        findings = mark.get("findings", 0)  # marks of releases without findings do not say
+        self._hand_over(Batch(None, rewind=Point(step, mark["events"], findings)))
         return True
 
     def flush(self) -> None:
@@ -178,6 +187,7 @@ class _Worker:
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self.queue: SimpleQueue[Batch | threading.Event | None] = SimpleQueue()  # None: the end
+        self._hurry = threading.Event()  # somebody waits
         self._connection = connection
         self._path = path
         self._process = os.getpid()
@@ -188,6 +198,7 @@ class _Worker:
         columns = "quantity, key, parameter, kind, detail, source"
         rows = connection.execute(f"SELECT {columns}, id FROM series").fetchall()
         self._series = {tuple(row[:-1]): row[-1] for row in rows}
+        self._arrays = ArrayWriter(connection)
         self._thread = threading.Thread(target=self._serve, name="cockpit-log", daemon=True)
         self._thread.start()
 
@@ -216,6 +227,7 @@ class _Worker:
             return
         done = threading.Event()
         self.queue.put(done)
+        self._hurry.set()
         while not done.wait(1.0) and self._thread.is_alive():
             pass
 
@@ -224,6 +236,7 @@ class _Worker:
             return
         self._ended = True
         self.queue.put(None)
+        self._hurry.set()
         if threading.current_thread() is not self._thread:  # where the garbage collector may run
             self._thread.join()
 
@@ -242,8 +255,12 @@ class _Worker:
         begun: float | None = None  # when the open transaction was begun
         while True:
             item: Batch | threading.Event | None
+            # Whoever puts something where a thread waits for it hands over the interpreter as well, and
+            # gets it back late. So while data come, this looks for them now and then.
+            if begun is not None and self.queue.empty() and self._hurry.wait(IDLE_SECONDS):
+                self._hurry.clear()
             try:
-                item = self.queue.get(timeout=None if begun is None else IDLE_SECONDS)
+                item = self.queue.get(block=begun is None)
             except Empty:
                 item = threading.Event()  # as if somebody had called flush()
             if isinstance(item, Batch):
@@ -257,6 +274,7 @@ class _Worker:
                 item.set()
             elif item is None:
                 break
+        self._attempt(self._pack)
         self._attempt(self._finish)
         with suppress(sqlite3.Error):
             if self._problem is not None:  # what was committed before is worth the same end
@@ -286,18 +304,18 @@ class _Worker:
             self._uncommitted = batch
             execute("BEGIN IMMEDIATE")
         if batch.rewind is not None:
-            rewind(self._connection, *batch.rewind)
+            rewind(self._connection, batch.rewind)
+            self._arrays.rewind(batch.rewind.step)
         if batch.times is not None:
             execute("INSERT OR REPLACE INTO steps VALUES(?, ?, ?)", (step, *batch.times))
         scalars = [(self._id(series), step, value) for series, value in batch.scalars]
         many("INSERT OR REPLACE INTO scalars VALUES(?, ?, ?)", scalars)
         for series, array in batch.arrays:
-            row = (array.dtype, json.dumps(array.shape), compress(array.data))
-            execute(
-                "INSERT OR REPLACE INTO arrays VALUES(?, ?, ?, ?, ?)",
-                (self._id(series), step, *row),
-            )
+            assert step is not None  # only events may be of none
+            self._arrays.insert(self._id(series), step, array)
+        self._arrays.pack_some()
         many("INSERT INTO events VALUES(NULL, ?, ?, ?, ?, ?)", batch.events)
+        many("INSERT INTO findings VALUES(NULL, ?, ?)", batch.findings)
 
     def _id(self, series: tuple[Any, ...]) -> int:
         if series not in self._series:
@@ -312,6 +330,13 @@ class _Worker:
             self._connection.execute("COMMIT")
             self._uncommitted = None
 
+    def _pack(self) -> None:
+        """Make blocks of the last arrays, and give back the room that the single ones took."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._arrays.finish()
+        self._commit()
+        self._connection.executescript("PRAGMA incremental_vacuum")  # `execute` does a single page
+
     def _finish(self) -> None:
         self._connection.execute(SET_META, ("status", json.dumps("closed")))
         self._connection.execute("PRAGMA busy_timeout = 1000")
@@ -324,12 +349,11 @@ def _open(
     path: Path, settings: Mapping[str, Any] | None, parameters: Sequence[ParameterInfo]
 ) -> sqlite3.Connection:
     """Make the run file, or make the one that is there ready to be continued."""
-    new = not path.exists()
     connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
     try:
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # heeded by new files only
         connection.execute("BEGIN IMMEDIATE")
-        if new:
-            create_tables(connection)
+        create_tables(connection)
         describe_run(connection, settings, parameters)
         connection.execute("COMMIT")
         # Only now, so that no reader ever finds a file without tables.
