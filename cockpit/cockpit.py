@@ -30,17 +30,21 @@ from cockpit.arguments import (
     read_quantities,
     read_step,
 )
+from cockpit.budget import Keeper
+from cockpit.budget.clock import clock_of
 from cockpit.coverage import Coverage, known, require_usable
 from cockpit.engine import Engine, Extended, InForward, Losses, Observation, Plan, Step
 from cockpit.engine.distributed import described, ranks_of
 from cockpit.engine.plan import merged
-from cockpit.errors import CockpitError, InvalidArgument, warn
+from cockpit.errors import CockpitError, InvalidArgument, Unsupported, warn
 from cockpit.forwarding import ForwardingWriter, Tracker, read_trackers
 from cockpit.gradients import MEMORY_BUDGET
 from cockpit.log import ParameterInfo, RunWriter, SilentWriter
+from cockpit.pace import Pace
 from cockpit.quantities import Quantity
 from cockpit.recording import Recording
 from cockpit.reports import RunReports
+from cockpit.schedules import budget
 
 logger = logging.getLogger("cockpit")
 
@@ -49,6 +53,12 @@ STATE_VERSION = 1
 
 INFO = ("loss", "loss_factor", "individual_losses", "batch_size", "optimizer", "micro_batch")
 """Keys of `info` that are read here; all others are passed on to the quantities."""
+
+NO_BUDGET = (
+    "A budget cannot be kept on several processes: each of them would measure other times and choose other "
+    "steps, and to agree they would have to meet at every step, tracked or not. Measure what the quantities "
+    "cost with one process, cockpit.profile(...), and give them intervals, schedules.linear(interval)."
+)
 
 SEVERAL_LOSSES_AND_BACKPACK = (
     "Several losses cannot be watched with the hooks of BackPACK, which know one backward pass: give "
@@ -107,6 +117,10 @@ class Cockpit(Recording):
             losses, where ``individual_losses`` are a part of the loss. It takes one more backward
             pass, at the tracked steps 1, 2, 4, 8, ..., counted from 1, and what is wrong is refused
             by name from then on.
+        overhead: What tracking may take, as a share of the time that the training takes without it:
+            0.05 for 5 %. The cockpit measures what its quantities cost, and tracks those that have no
+            schedule of their own as often as that allows; see `cockpit.schedules.budget`. What the
+            others cost is taken from it as well.
         strict: Raise, rather than note, what cannot be tracked of the model and what goes wrong
             while quantities are computed.
         seed: Of the random numbers that sampled statistics draw from a generator of their own.
@@ -132,6 +146,7 @@ class Cockpit(Recording):
         trackers: Iterable[Tracker] = (),
         batch_dim: int | None = None,
         audit: bool = True,
+        overhead: float | None = None,
         strict: bool = False,
         seed: int = 0,
     ) -> None:
@@ -151,6 +166,8 @@ class Cockpit(Recording):
         self._last_tracked = -1
         self._skipped = -1  # the last step that was not tracked
         self._running: int | None = None
+        self._pace = Pace()
+        self._dozes = True  # whether forward passes go unwatched after which nothing is due
         self._quantities = read_quantities(quantities)
         trackers = read_trackers(trackers)
         self._in_forward: dict[str, Quantity] = {}
@@ -158,12 +175,14 @@ class Cockpit(Recording):
         self._needs_start = False  # whether some quantity compares with the first step entered
         self._strict = strict
         coverage = self._cover(optimizers)
+        allowed = None if overhead is None else budget(overhead)
         self._ranks = ranks_of(params)
         self._writer = SilentWriter(log)
         if self._ranks is None or self._ranks.rank == 0:
             self._writer = RunWriter(
                 log,
                 settings=self._settings(optimizers, reduction, memory_budget, seed)
+                | {"overhead": overhead}
                 | {"coverage": None if coverage is None else coverage.record()},
                 parameters=[
                     ParameterInfo(name, tuple(p.shape), str(p.dtype).removeprefix("torch."))
@@ -174,6 +193,8 @@ class Cockpit(Recording):
         if trackers and not isinstance(self._writer, SilentWriter):
             self._writer = ForwardingWriter(self._writer, trackers)
         self._reports = RunReports(self._writer, self._quantities, strict)
+        clock = clock_of(next(iter(named.values())).device)
+        self._budget = Keeper(clock, self._writer.note, allowed)
         if coverage is not None:
             self._reports.gaps(coverage)
         self._engine = Engine(
@@ -212,6 +233,14 @@ class Cockpit(Recording):
         """The tracked quantities."""
         return list(self._quantities.values())
 
+    @property
+    def overhead(self) -> float:
+        """What tracking has taken so far, as a share of the time of the training without it; NaN if not known.
+
+        It is measured where there is a budget, see `cockpit.schedules.budget`.
+        """
+        return self._budget.taken
+
     def add(self, quantity: Quantity) -> None:
         """Track one more quantity."""
         name = free_name(quantity, self._quantities)
@@ -220,6 +249,9 @@ class Cockpit(Recording):
 
     def _prepare(self, name: str) -> None:
         """Get ready for what a quantity needs beside the backward pass."""
+        self._quantities[name] = self._budget.bind(name, self._quantities[name])
+        if self._budget.active:
+            self._begin_measuring()
         needs = self._quantities[name].needs()
         if any(isinstance(need, InForward) for need in needs):
             self._in_forward[name] = self._quantities[name]
@@ -236,6 +268,18 @@ class Cockpit(Recording):
             recorder.keeps_outputs |= any(need.outputs for need in observations)
             if any(need.reevaluates for need in observations):
                 recorder.keep_random_states()
+
+    def _begin_measuring(self) -> None:
+        """Have the cockpit's own work timed, for the sake of a budget.
+
+        Raises:
+            Unsupported: on several processes.
+        """
+        if self._ranks is not None:
+            raise Unsupported(NO_BUDGET)
+        self._engine.observer = self._budget.observe
+        self._engine.updates.around = self._budget.update
+        self._engine.forward.around = self._budget.forward
 
     def _cover(self, optimizers: list[Any]) -> Coverage | None:
         """Return what is known of the model before it sees data."""
@@ -356,6 +400,8 @@ class Cockpit(Recording):
                 "optimizer that calls a closure several times, give it: Cockpit(..., optimizer=opt)."
             )
         continued = engine.continued(global_step)
+        if extensions or ((due or continued) and self._overslept()):
+            self._dozes = False
         if not due and not continued and not extensions:
             if engine.recorder is not None:
                 engine.recorder.take_forward()
@@ -371,6 +417,8 @@ class Cockpit(Recording):
         losses = self._read_losses(info)
         if losses.parts and (plan.others or self._model is None):
             raise InvalidArgument(SEVERAL_LOSSES_AND_BACKPACK)
+        if self._budget.active:
+            self._budget.begin(plan, bool(continued))
         loss = losses.plain
         step = Step(
             global_step,
@@ -507,6 +555,25 @@ class Cockpit(Recording):
                         due[name] = quantity
         self._engine.expect(due, global_step)
 
+    def _doze(self, global_step: int) -> None:
+        """Let the hooks on the model rest in a forward pass after which nothing will be due."""
+        recorder = self._engine.recorder
+        if recorder is None:
+            return
+        self._pace.note(global_step)
+        coming = self._pace.next
+        recorder.asleep = (
+            self._dozes
+            and coming is not None
+            and not self._engine.awaits_forward
+            and not any(_may_be_due(q, coming) for q in self._quantities.values())
+        )
+
+    def _overslept(self) -> bool:
+        """Whether the forward pass of a step went by unwatched."""
+        recorder = self._engine.recorder
+        return recorder is not None and recorder.asleep
+
     # -- for scripts written for Cockpit 1.0 --------------------------------------------------------
 
     def create_graph(self, global_step: int) -> bool:
@@ -558,6 +625,7 @@ class Cockpit(Recording):
             "last_tracked": self._last_tracked,
             "engine": engine,
             "reports": self._reports.state_dict(),
+            "budget": self._budget.state_dict(),
             "log": self._writer.mark(),
         }
 
@@ -595,6 +663,8 @@ class Cockpit(Recording):
         self._engine.load_state_dict(state["engine"], self._quantities)
         self._reports.load_state_dict(state["reports"])
         self._last_entered, self._last_tracked = state["last_entered"], state["last_tracked"]
+        if "budget" in state:
+            self._budget.load_state_dict(state["budget"], self._last_entered)
         self._expect(self._last_entered + 1)
 
     # -- the end ----------------------------------------------------------------------------------
@@ -604,6 +674,7 @@ class Cockpit(Recording):
         if not self._closed:
             self._closed = True
             self._engine.close()
+            self._budget.close()
             if self._extended is not None:
                 self._extended.close()
             self._writer.close()
@@ -618,6 +689,13 @@ class Cockpit(Recording):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _may_be_due(quantity: Quantity, global_step: int) -> bool:
+    try:
+        return quantity.is_due(global_step)
+    except Exception:  # a schedule may end; on entry it can say so
+        return True
 
 
 class _Watched:
@@ -636,6 +714,13 @@ class _Watched:
         self._tracked = False
 
     def __enter__(self) -> None:
+        keeper = self._cockpit._budget
+        if not keeper.active:
+            return self._enter()
+        with keeper.entry(self._arguments[0]):
+            return self._enter()
+
+    def _enter(self) -> None:
         with self._cockpit._leaving_word():
             self._tracked = self._cockpit._enter(*self._arguments)
 
@@ -645,9 +730,19 @@ class _Watched:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        keeper = self._cockpit._budget
+        if not keeper.active:
+            return self._exit(error)
+        with keeper.exit():
+            return self._exit(error)
+
+    def _exit(self, error: BaseException | None) -> None:
+        failed = error is not None
         try:
             with self._cockpit._leaving_word(error):
                 if self._tracked:
-                    self._cockpit._exit(failed=kind is not None)
+                    self._cockpit._exit(failed)
         finally:
-            self._cockpit._expect(None if kind is not None else self._arguments[0] + 1)
+            self._cockpit._budget.decide()
+            self._cockpit._expect(None if failed else self._arguments[0] + 1)
+            self._cockpit._doze(self._arguments[0])

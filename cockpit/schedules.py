@@ -4,17 +4,20 @@ A schedule is any callable ``int -> bool``. Those made here are values: they com
 print themselves, and combine with ``|`` (either) and ``&`` (both)::
 
     linear(interval=10) | at([0, 1, 2])
+
+`budget` leaves the choice to the cockpit, which measures what tracking costs.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
-from cockpit.errors import InvalidArgument, InvalidType
+from cockpit.errors import CockpitError, InvalidArgument, InvalidType
 
-__all__ = ["Schedule", "at", "is_due", "linear", "logarithmic"]
+__all__ = ["Budget", "Schedule", "at", "budget", "is_due", "linear", "logarithmic"]
 
 
 class Schedule:
@@ -23,6 +26,15 @@ class Schedule:
     def __call__(self, global_step: int) -> bool:
         """Return whether `global_step` is tracked."""
         raise NotImplementedError
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        """The budgets that it consists of, or is."""
+        return ()
+
+    def bound(self, decide: Callable[[int], bool]) -> Schedule:
+        """Return the same schedule, with somebody who decides for its budgets."""
+        return self
 
     def __or__(self, other: Callable[[int], bool]) -> Schedule:
         return _Either(self, _checked(other))
@@ -35,19 +47,26 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class _Either(Schedule):
+class _Two(Schedule):
     first: Callable[[int], bool]
     second: Callable[[int], bool]
 
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        return budgets_of(self.first) + budgets_of(self.second)
+
+    def bound(self, decide: Callable[[int], bool]) -> Schedule:
+        return type(self)(_bound(self.first, decide), _bound(self.second, decide))
+
+
+@dataclass(frozen=True)
+class _Either(_Two):
     def __call__(self, global_step: int) -> bool:
         return is_due(self.first, global_step) or is_due(self.second, global_step)
 
 
 @dataclass(frozen=True)
-class _Both(Schedule):
-    first: Callable[[int], bool]
-    second: Callable[[int], bool]
-
+class _Both(_Two):
     def __call__(self, global_step: int) -> bool:
         return is_due(self.first, global_step) and is_due(self.second, global_step)
 
@@ -91,6 +110,79 @@ class _Logarithmic(Schedule):
         return global_step in self._tracked
 
 
+@dataclass(frozen=True)
+class Budget(Schedule):
+    """Tracks when it can be afforded; see `budget`.
+
+    Args:
+        share: What tracking may take, as a share of the time of the training without it.
+    """
+
+    share: float
+
+    def __call__(self, global_step: int) -> bool:
+        """Refuse to answer: it takes a cockpit to know what a step costs.
+
+        Raises:
+            CockpitError: always.
+        """
+        raise CockpitError(
+            f"budget({self.share}) says nothing of step {global_step} by itself, since a cockpit has to "
+            "measure what tracking costs: give the quantity to one, and ask those that it has, "
+            "Cockpit(...).quantities."
+        )
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        """Itself."""
+        return (self,)
+
+    def bound(self, decide: Callable[[int], bool]) -> Schedule:
+        """Return a schedule that asks somebody else, and looks like this one."""
+        return _Decided(self, decide)
+
+
+@dataclass(frozen=True)
+class _Decided(Schedule):
+    budget: Budget
+    decide: Callable[[int], bool] = field(compare=False)
+
+    def __call__(self, global_step: int) -> bool:
+        return self.decide(global_step)
+
+    def __repr__(self) -> str:
+        return repr(self.budget)
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        return (self.budget,)
+
+    def bound(self, decide: Callable[[int], bool]) -> Schedule:
+        return _Decided(self.budget, decide)
+
+
+def budget(share: float) -> Budget:
+    """Track so often that it takes a share of the training time, as the cockpit measures it.
+
+    Quantities with equal budgets have one together, of which all get the same part: what is cheap is tracked
+    more often than what is dear. The first steps, of which the time of the training itself is known,
+    are not tracked. It combines with other schedules: ``budget(0.05) | at([0])`` tracks step 0 whatever
+    it costs, and charges it to the budget.
+
+    Args:
+        share: What tracking may take, as a share of the time of the training without it: 0.05 for
+            5 %.
+
+    Raises:
+        InvalidArgument: if `share` is not a positive number.
+    """
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < math.inf:
+        raise InvalidArgument(
+            f"A budget must be a positive share of the training time, such as 0.05 for 5 %, got {share!r}."
+        )
+    return Budget(float(share))
+
+
 def linear(interval: int, offset: int = 0) -> Schedule:
     """Track every `interval`-th step, beginning with step `offset`.
 
@@ -131,6 +223,11 @@ def at(steps: Iterable[int]) -> Schedule:
     return _At(frozenset(int(step) for step in steps))
 
 
+def budgets_of(schedule: Callable[[int], bool]) -> tuple[Budget, ...]:
+    """Return the budgets that any schedule consists of."""
+    return schedule.budgets if isinstance(schedule, Schedule) else ()
+
+
 def is_due(schedule: Callable[[int], bool], global_step: int) -> bool:
     """Ask a schedule about a step, and refuse an answer that is neither True nor False.
 
@@ -148,6 +245,10 @@ def is_due(schedule: Callable[[int], bool], global_step: int) -> bool:
         "A schedule is a callable that takes the global step and returns True or False, "
         "such as cockpit.schedules.linear(interval=10)."
     )
+
+
+def _bound(schedule: Callable[[int], bool], decide: Callable[[int], bool]) -> Callable[[int], bool]:
+    return schedule.bound(decide) if isinstance(schedule, Schedule) else schedule
 
 
 def _checked(schedule: Callable[[int], bool]) -> Callable[[int], bool]:

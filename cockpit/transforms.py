@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from cockpit.histograms import Bins, Drawn, Histogram, counted
+
 if TYPE_CHECKING:
-    from cockpit.gradients import Histogram, IndividualGradients
+    from cockpit.gradients import IndividualGradients
 
 __all__ = [
     "AbsMax",
@@ -38,13 +41,34 @@ __all__ = [
 class Need:
     """Something a quantity asks for. Needs are values, and equal ones are met once."""
 
+    @property
+    def effort(self) -> float:
+        """About how many training steps it takes to meet it, until a budget has measured that."""
+        return 0.05
+
 
 class Transform(Need):
     """A need that is met for each parameter, from the handle on its individual gradients."""
 
+    @property
+    def effort(self) -> float:
+        """Its part of the individual gradients, and a function of them."""
+        return 0.2
+
     def __call__(self, gradients: IndividualGradients) -> Any:
         """Return what to keep."""
         raise NotImplementedError
+
+    def take(self, gradients: IndividualGradients) -> Any:
+        """Return what `finish` makes the value of; here the value itself."""
+        return gradients.apply(self)
+
+    def finish(self, taken: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the values from what was taken of each parameter, all of them at a time.
+
+        Overridden where that is cheaper than one parameter after the other.
+        """
+        return taken
 
 
 @dataclass(frozen=True)
@@ -153,9 +177,21 @@ class Histogram1d(Transform):
 
     def __call__(self, gradients: IndividualGradients) -> Histogram:
         """Return the counts, int64 `[bins]`."""
-        edges = bin_edges(self.range, self.bins, gradients.dtype, gradients.device)
-        quota = None if self.samples is None else gradients.batch.quota(self.samples)
-        return gradients.histogram(edges, quota)
+        return gradients.histogram(self._bins(gradients), self._quota(gradients))
+
+    def take(self, gradients: IndividualGradients) -> Histogram | Drawn:
+        """Draw the values, where they are drawn."""
+        return gradients.drawn(self._bins(gradients), self._quota(gradients))
+
+    def finish(self, taken: Mapping[str, Histogram | Drawn]) -> Mapping[str, Histogram]:
+        """Count what was drawn of all parameters together."""
+        return dict(zip(taken, counted(list(taken.values())), strict=True))
+
+    def _bins(self, gradients: IndividualGradients) -> Bins:
+        return _bins(gradients, self.range, self.bins)
+
+    def _quota(self, gradients: IndividualGradients) -> int | None:
+        return None if self.samples is None else gradients.batch.quota(self.samples)
 
 
 @dataclass(frozen=True)
@@ -173,15 +209,27 @@ class Histogram2d(Transform):
     range: tuple[tuple[float, float], tuple[float, float]] = ((-1.0, 1.0), (-2.0, 2.0))
     samples: int | None = None
 
+    @property
+    def effort(self) -> float:
+        """It passes over every parameter and its gradients several times."""
+        return 3.0
+
     def __call__(self, gradients: IndividualGradients) -> Histogram:
         """Return the counts, int64 `[bins_x, bins_y]`."""
         assert gradients.parameter is not None
-        x_edges, y_edges = (
-            bin_edges(limits, bins, gradients.dtype, gradients.device)
-            for limits, bins in zip(self.range, self.bins, strict=True)
-        )
+        x, y = map(partial(_bins, gradients), self.range, self.bins)
         quota = None if self.samples is None else gradients.batch.quota(self.samples)
-        return gradients.joint_histogram(gradients.parameter, (x_edges, y_edges), quota)
+        return gradients.joint_histogram(gradients.parameter, (x, y), quota)
+
+
+def _bins(gradients: IndividualGradients, limits: tuple[float, float], count: int) -> Bins:
+    """Return bins of equal width, made once for all parameters of a pass."""
+    dtype, device = gradients.dtype, gradients.device
+
+    def make() -> Bins:
+        return Bins(bin_edges(limits, count, dtype, device), limits)
+
+    return gradients.batch.once((limits, count, dtype, device), make)
 
 
 def bin_edges(

@@ -39,16 +39,17 @@ class Krylov:
         image = self._product(vector)
         alpha = torch.dot(image, vector)
         size = torch.linalg.vector_norm(image)
-        for _ in range(2):  # once is not enough: rounding leaves a part along the basis
-            for other in self._basis:
-                image = torch.addcmul(image, other, torch.dot(image, other), value=-1)
+        image = torch.addcmul(image, vector, alpha, value=-1)  # from here on it is ours
+        for others in (self._basis[:-1], self._basis):  # rounding leaves a part along the basis
+            for other in reversed(others):
+                image.addcmul_(other, torch.dot(image, other), value=-1)
         beta = torch.linalg.vector_norm(image)
         alpha_, beta_, size_ = torch.stack([alpha, beta, size]).tolist()
         self.diagonal.append(alpha_)
         self.off_diagonal.append(beta_)
         invariant = not beta_ > 10 * torch.finfo(image.dtype).eps * size_
         ended = invariant or len(self) >= vector.numel()
-        self._next = None if ended else image / beta
+        self._next = None if ended else image.div_(beta)
         if ended:
             self.off_diagonal[-1] = 0.0
         return not ended
@@ -68,7 +69,7 @@ class Krylov:
         """Return a vector of the space from its coordinates in the basis, `[D]`."""
         total = torch.zeros_like(self._basis[0])
         for coordinate, vector in zip(coordinates.tolist(), self._basis, strict=True):
-            total += coordinate * vector
+            total.add_(vector, alpha=coordinate)
         return total
 
 

@@ -27,6 +27,12 @@ from cockpit.engine.needs import Moment, Need, Observation
 from cockpit.engine.step import NotChecked, PerParameter, Step
 from cockpit.gradients.randomness import RandomState, accelerators
 
+PRODUCT = 2.0
+"""Training steps that a product of the Hessian with a vector takes."""
+
+COLD_SEARCH = 20
+"""Products that a search takes when nothing is known yet."""
+
 START_NOISE = 0.1
 """Part of a random vector in the start of an iteration that begins with the eigenvectors of an
 earlier step: what these do not contain could not be found at all."""
@@ -52,6 +58,11 @@ class FromProducts(Observation):
         """Whether it needs what the model returned, `Live.outputs`."""
         return self.matrix == "ggn"
 
+    @property
+    def effort(self) -> float:
+        """A few products."""
+        return 5 * PRODUCT
+
     def observe(self, step: Step) -> Any:
         """Return the value, and note what it was computed from."""
         now = live(step)
@@ -71,7 +82,7 @@ def warm_start(step: Step, need: Need, matrix: Curvature) -> Tensor:
     earlier = step.carried.get(need)
     if earlier is None:
         return noise
-    return earlier.to(noise) + START_NOISE * noise / torch.linalg.vector_norm(noise)
+    return noise.mul_(START_NOISE / torch.linalg.vector_norm(noise)).add_(earlier.to(noise))
 
 
 @dataclass(frozen=True)
@@ -87,6 +98,11 @@ class Extremes(FromProducts):
 
     tolerance: float = 1e-3
     max_products: int = 100
+
+    @property
+    def effort(self) -> float:
+        """The products of a search from a random vector."""
+        return PRODUCT * min(COLD_SEARCH, self.max_products)
 
     def find(self, step: Step, matrix: Curvature) -> Spectrum:
         """Return the ends of the spectrum."""
@@ -113,6 +129,11 @@ class HessianTrace(FromProducts):
 
     probes: int = 10
     sketch: bool = False
+
+    @property
+    def effort(self) -> float:
+        """The products."""
+        return PRODUCT * self.probes * (1 + self.sketch)
 
     def find(self, step: Step, matrix: Curvature) -> PerParameter:
         """Return the estimates. Each product serves all parameters at once."""
@@ -143,6 +164,11 @@ class SpectralDensity(FromProducts):
     probes: int = 3
     steps: int = 30
 
+    @property
+    def effort(self) -> float:
+        """The products."""
+        return PRODUCT * self.probes * self.steps
+
     def find(self, step: Step, matrix: Curvature) -> Density:
         """Return the density."""
         draw = partial(matrix.noise, live(step).generator(), signs=True)
@@ -156,6 +182,11 @@ class SampledDiagonal(Observation):
     moment = Moment.ENTRY
     info = ("loss",)
     outputs = True
+
+    @property
+    def effort(self) -> float:
+        """A backward pass, and sums over the samples."""
+        return 1.0
 
     def observe(self, step: Step) -> PerParameter:
         """Return (1/N) Σ_n (J_nᵀ s_n)², with s_n drawn such that E[s sᵀ] = ∂²ℓ_n/∂z_n²."""
@@ -184,6 +215,11 @@ class BackpackDiagonal(Observation):
     moment = Moment.ENTRY
     info = ("loss",)
     backpack = True
+
+    @property
+    def effort(self) -> float:
+        """A backward pass for each class."""
+        return 5.0
 
     def observe(self, step: Step) -> PerParameter:
         """Return the diagonal."""

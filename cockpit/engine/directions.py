@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cockpit.curvature import Curvature, Spectrum, extremes, moved
-from cockpit.engine.curvature import FromProducts, live, warm_start
+from cockpit.engine.curvature import COLD_SEARCH, PRODUCT, FromProducts, live, warm_start
 from cockpit.engine.live import Basis
 from cockpit.engine.needs import Moment, Observation, OfUpdate
 from cockpit.engine.step import NotChecked, PerParameter, Step
@@ -101,6 +101,11 @@ class PreconditionedExtremes(FromProducts):
 
     tolerance: float = 1e-3
     max_products: int = 100
+
+    @property
+    def effort(self) -> float:
+        """The products of a search from a random vector."""
+        return PRODUCT * min(COLD_SEARCH, self.max_products)
 
     def find(self, step: Step, matrix: Curvature) -> Stability:
         """Return the spectrum's ends and the bound."""
@@ -256,6 +261,11 @@ class LossCrossing(OfUpdate):
     """
 
     max_samples: int | None = None
+
+    @property
+    def effort(self) -> float:
+        """Forward passes, most of which are needed the first time."""
+        return MOST_EVALUATIONS / 3
 
     @property
     def evaluations(self) -> Evaluations:

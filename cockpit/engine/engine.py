@@ -40,7 +40,7 @@ from cockpit.engine.update import UpdateWatch
 from cockpit.errors import Unsupported
 from cockpit.gradients import Forward, IndividualGradients, Recorder, joint, plain_arithmetic
 from cockpit.gradients.distributed import layout
-from cockpit.transforms import Need
+from cockpit.transforms import Need, Transform
 
 SAVEFIELD = "grad_batch_transforms"
 
@@ -51,6 +51,9 @@ UNKNOWN_UPDATE = (
     "(by clipping or averaging them, or by another optimizer); leave out optimizer=, and the update "
     "is what has changed when the next step begins"
 )
+
+Observer = Callable[[Need, str, Callable[[], Any]], Any]
+"""Calls what meets a need for a parameter, or for the model as a whole where the name is empty, and returns its value."""
 
 
 class Engine:
@@ -67,6 +70,9 @@ class Engine:
         ranks: The processes that train the model together, if they are several.
         audit: Whether to check the individual gradients; see `Audit`.
         batch_dim: Dimension of the activations in which the samples lie; None to see by oneself.
+
+    Attributes:
+        observer: Where it is set, every need is met through it: for measurements.
     """
 
     def __init__(
@@ -106,6 +112,7 @@ class Engine:
         self._waiting: dict[str, IndividualGradients] = {}
         self._waiting_step: Step | None = None
         self._update: PerParameter | None = None
+        self.observer: Observer | None = None
         self._refused: set[str] = set()  # modules that a quantity cannot have, once noted
 
     # -- before the backward pass -----------------------------------------------------------------
@@ -127,6 +134,11 @@ class Engine:
         needs = self.pending.wanted(global_step)
         self.pending.flush()
         return needs
+
+    @property
+    def awaits_forward(self) -> bool:
+        """Whether some quantity may need the forward pass that comes, whatever is due then."""
+        return bool(self.pending) or self._running is not None or self._paused is not None
 
     def expect(self, due: Mapping[str, Computation], global_step: int | None) -> None:
         """Look at the forward pass that comes for what is due at the step expected next.
@@ -261,7 +273,7 @@ class Engine:
         assert self._running is not None
         name, plan, values = handle.name, self._running.plan, self._running.step.values
         for transform in plan.transforms:
-            self._meet(values, transform, name, partial(handle.apply, transform))
+            self._meet(values, transform, name, partial(transform.take, handle))
         for need in plan.along_previous:
             if self._update is None:
                 values[need] = Missing(UNKNOWN_UPDATE)
@@ -279,13 +291,18 @@ class Engine:
     ) -> None:
         if self._ranks is not None:
             self._ranks.task()
-        of_all = values.setdefault(need, PerParameter())
+        of_all = values.get(need)
+        if of_all is None:
+            of_all = values[need] = PerParameter()
         if isinstance(of_all, Missing):
             return
         try:
-            of_all[name] = function()
+            of_all[name] = self._run(need, name, function)
         except Exception as error:
             values[need] = Missing(f"{need} of {name}: {type(error).__name__}: {error}")
+
+    def _run(self, need: Need, name: str, function: Callable[[], Any]) -> Any:
+        return function() if self.observer is None else self.observer(need, name, function)
 
     # -- after the backward pass ------------------------------------------------------------------
 
@@ -344,9 +361,10 @@ class Engine:
     def _begin_update(self, step: Step, plan: Plan) -> None:
         """Wait for the update that follows, or say why it will not be known."""
         self._waiting_step = step
-        unknown = self.updates.begin()
+        spare, self._update = self._update, None
+        unknown = self.updates.begin(spare)
         if unknown is not None:
-            self._waiting_step, self._update = None, None
+            self._waiting_step = None
             self._waiting.clear()
             step.values |= dict.fromkeys([*plan.along_update, *plan.of_update], Missing(unknown))
 
@@ -424,14 +442,23 @@ class Engine:
             if running.fault is not None:
                 step.values[need] = Missing(running.fault)
             elif not isinstance(value, Missing):
-                step.values[need] = PerParameter(
+                taken = PerParameter(
                     (name, value[name])
                     for name in self.parameters
                     if name in value and name not in refused
-                ) or Missing("no parameter has individual gradients in this step")
+                )
+                step.values[need] = self._finished(need, taken)
         if running.fault is not None:
             self._waiting.clear()
             step.values |= {need: Missing(running.fault) for need in plan.along_update}
+
+    def _finished(self, need: Need, taken: PerParameter) -> Any:
+        if not taken:
+            return Missing("no parameter has individual gradients in this step")
+        if not isinstance(need, Transform):
+            return taken
+        with torch.no_grad():
+            return self._value(need, lambda: PerParameter(need.finish(taken)))
 
     def _observe(self, moment: Moment) -> None:
         assert self._running is not None
@@ -450,7 +477,7 @@ class Engine:
         if self._ranks is not None:
             self._ranks.section()
         try:
-            return observe()
+            return self._run(need, "", observe)
         except NotChecked as error:
             return Missing(str(error), error.usual)
         except Unsupported as error:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -25,10 +26,14 @@ class ForwardWatch:
     Args:
         recorder: The one whose hooks are on the model; None where the model is not known.
         in_parts: Whether what is seen is a part of the batch, to be joined with others.
+
+    Attributes:
+        around: Makes what is put around the look at a call.
     """
 
     def __init__(self, recorder: Recorder | None, in_parts: bool = False) -> None:
         self._recorder, self._in_parts = recorder, in_parts
+        self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         self._needs: tuple[InForward, ...] = ()
         self._expected = ""
         self._begin()
@@ -95,7 +100,7 @@ class ForwardWatch:
         self._calls[name] += 1
         if self._calls[name] > 1:
             name = f"{name}#{self._calls[name]}"
-        with torch.no_grad():
+        with self.around(), torch.no_grad():
             for need in self._needs:
                 values = self._values[need]
                 if isinstance(values, Missing):

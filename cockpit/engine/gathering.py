@@ -31,6 +31,11 @@ from cockpit.gradients import (
 from cockpit.gradients.graph import Graph
 from cockpit.gradients.nodes import Direct, Use, direct_uses, watch
 
+OVERSLEPT = (
+    "its forward pass was not watched: going by the steps before, one was to come at which nothing is due; "
+    "from now on every forward pass is watched"
+)
+
 UNSEEN = (
     "no layer of the model was seen at work: it was called before the cockpit was made, or what was "
     "called is another object than the model that the cockpit was given; make the cockpit before the "
@@ -373,6 +378,8 @@ class Gathering:
     def _fault(self, gathered: Gathered, collector: Collector) -> str | None:
         """Return why the individual gradients cannot be trusted as a whole, if so."""
         scale = gathered.scale
+        if self._recorder is not None and self._recorder.asleep:
+            return OVERSLEPT  # some parameters may be served from the graph, but not all
         if collector.batch is None and self._recorder is None:
             return (
                 "no layer reported to BackPACK: the cockpit was given bare parameters, and then "

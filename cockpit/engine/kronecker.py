@@ -69,6 +69,11 @@ class KroneckerFactors(Observation):
         """Whether it runs the layers again."""
         return self.approximation == "kfra"
 
+    @property
+    def effort(self) -> float:
+        """A backward pass for each class, and the eigenvalues of the factors."""
+        return 5.0
+
     def observe(self, step: Step) -> PerParameter:
         """Return the products."""
         now = live(step)

@@ -16,6 +16,9 @@ from cockpit.transforms import Need, Transform
 if TYPE_CHECKING:
     from cockpit.gradients import Call, IndividualGradients
 
+BLOCK = 2**15
+"""Numbers that are compared at a time: the difference stays in the processor's cache."""
+
 Update = PerParameter
 """The change of each parameter in an update, d = θ_{t+1} − θ_t."""
 
@@ -104,7 +107,7 @@ class OfUpdate(Need):
     """Whether it needs ``parameter.grad`` as it was when the optimizer stepped."""
 
     def observe(self, step: Step, update: Update) -> Any:
-        """Return the value."""
+        """Return the value, which must not be a part of `update`: its memory is used again."""
         raise NotImplementedError
 
 
@@ -112,6 +115,11 @@ class AlongUpdate(Need):
     """A need that is met for each parameter from its individual gradients and the update that follows them."""
 
     moment: ClassVar[Moment] = Moment.UPDATE
+
+    @property
+    def effort(self) -> float:
+        """Its part of the individual gradients, and a product of each."""
+        return 0.2
 
     def project(self, gradients: IndividualGradients, update: Tensor) -> Any:
         """Return the value for one parameter."""
@@ -123,6 +131,11 @@ class AlongPreviousUpdate(Need):
 
     moment: ClassVar[Moment] = Moment.BACKWARD
 
+    @property
+    def effort(self) -> float:
+        """Its part of the individual gradients, and a product of each."""
+        return 0.2
+
     def project(self, gradients: IndividualGradients, update: Tensor) -> Any:
         """Return the value for one parameter."""
         raise NotImplementedError
@@ -133,6 +146,11 @@ class Next(Need):
     """Another need, met at the next step: for quantities that look at two consecutive points."""
 
     need: Need
+
+    @property
+    def effort(self) -> float:
+        """That of the other need."""
+        return self.need.effort
 
 
 # -- before the backward pass ---------------------------------------------------------------------
@@ -208,9 +226,16 @@ class DistanceFromStart(Observation):
     def observe(self, step: Step) -> PerParameter:
         """Return the distances."""
         return PerParameter(
-            (name, torch.linalg.vector_norm(parameter.detach() - step.start[name]))
+            (name, _distance(parameter.detach(), step.start[name]))
             for name, parameter in step.parameters.items()
         )
+
+
+def _distance(first: Tensor, second: Tensor) -> Tensor:
+    """Return ‖first − second‖, `[]`, without a difference as large as these."""
+    parts = zip(first.reshape(-1).split(BLOCK), second.reshape(-1).split(BLOCK), strict=True)
+    norms = [torch.linalg.vector_norm(a - b) for a, b in parts]
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
 
 # -- after the backward pass ----------------------------------------------------------------------

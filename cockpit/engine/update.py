@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ class UpdateWatch:
         parameters: The parameters by name.
         on_update: Called with the update d = θ_{t+1} − θ_t, once for each call of `begin`, and with
             whether it is observed right after an optimizer's step.
+
+    Attributes:
+        around: Makes what is put around the observation of an update.
     """
 
     def __init__(
@@ -36,6 +40,7 @@ class UpdateWatch:
         self._parameters = parameters
         self._names: dict[Tensor, str] = {p: name for name, p in parameters.items()}
         self._on_update = on_update
+        self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         self._before: PerParameter | None = None
         self._hooks: dict[int, tuple[weakref.ref[Optimizer], list[RemovableHandle]]] = {}
         self._outstanding: set[int] = set()
@@ -91,8 +96,12 @@ class UpdateWatch:
         """Look out no more: the pass has failed."""
         self._early, self._stepped = None, set()
 
-    def begin(self) -> str | None:
+    def begin(self, spare: Mapping[str, Tensor] | None = None) -> str | None:
         """Take the parameters as they are before the update.
+
+        Args:
+            spare: An earlier update that nobody needs any more. The parameters are copied to where
+                it lies: new memory takes as long to get as the copy itself.
 
         Returns:
             Why the update will not be known, if so: something that is not known has updated the
@@ -107,8 +116,10 @@ class UpdateWatch:
                 f"{moved[0]} was changed during the backward pass, so the update is not known; give "
                 "all optimizers that step there to the cockpit, Cockpit(..., optimizer=[...])"
             )
+        spare = spare or {}
         self._before = PerParameter(
-            (n, early[n] if n in early else p.detach().clone()) for n, p in self._parameters.items()
+            (n, early[n] if n in early else _copied(p.detach(), spare.get(n)))
+            for n, p in self._parameters.items()
         )
         self._outstanding = {id(o) for o in self.optimizers if self._holds(o)} - stepped
         if stepped and not self._outstanding:
@@ -134,11 +145,12 @@ class UpdateWatch:
         if self._before is None:
             return
         update, self._before = self._before, None
-        with torch.no_grad():
-            torch._foreach_neg_(list(update.values()))
-            torch._foreach_add_(list(update.values()), [self._parameters[name] for name in update])
-        self._end = None
-        self._on_update(update, at_optimizer_step)
+        with self.around():
+            with torch.no_grad():
+                for name, before in update.items():
+                    torch.sub(self._parameters[name], before, out=before)
+            self._end = None
+            self._on_update(update, at_optimizer_step)
 
     def remember_end(self) -> None:
         """Remember the parameters as they are now, after the update."""
@@ -163,6 +175,16 @@ class UpdateWatch:
             for hook in hooks:
                 hook.remove()
         self._hooks.clear()
+
+
+def _copied(parameter: Tensor, spare: Tensor | None) -> Tensor:
+    """Copy a parameter, to where a tensor of its kind lies if there is one."""
+    kinds = [
+        None if t is None else (t.shape, t.dtype, t.device, t.stride()) for t in (parameter, spare)
+    ]
+    if spare is None or kinds[0] != kinds[1]:
+        return parameter.clone()
+    return spare.copy_(parameter)
 
 
 def _calling(

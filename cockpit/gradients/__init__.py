@@ -4,18 +4,20 @@ from cockpit.gradients.batch import MEMORY_BUDGET, Batch
 from cockpit.gradients.collector import Collector, plain_arithmetic
 from cockpit.gradients.extension import BatchGradTransforms, HandleFeed
 from cockpit.gradients.handle import Dense, IndividualGradients, Sum, Zero
-from cockpit.gradients.histogram import Histogram
 from cockpit.gradients.joint import joint
 from cockpit.gradients.recorder import Forward, Recorder
 from cockpit.gradients.rules import Call, couples_samples, find_rule, rule_for
+from cockpit.histograms import Bins, Drawn, Histogram, counted
 
 __all__ = [
     "MEMORY_BUDGET",
     "Batch",
     "BatchGradTransforms",
+    "Bins",
     "Call",
     "Collector",
     "Dense",
+    "Drawn",
     "Forward",
     "HandleFeed",
     "Histogram",
@@ -23,6 +25,7 @@ __all__ = [
     "Recorder",
     "Sum",
     "Zero",
+    "counted",
     "couples_samples",
     "find_rule",
     "joint",

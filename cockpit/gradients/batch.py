@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 MEMORY_BUDGET = 64 * 2**20
 """Bytes that dense pieces of individual gradients, with their temporaries, may take unless told otherwise."""
@@ -29,6 +32,7 @@ class Batch:
         dim: The dimension in which the samples lie, where a layer's input leaves a choice.
         stated: Whether the user says so.
         doubtful: Whether they may as well lie in another dimension that is as long.
+        shared: What `once` keeps.
     """
 
     size: int
@@ -39,6 +43,14 @@ class Batch:
     dim: int = 0
     stated: bool = False
     doubtful: bool = False
+    shared: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what `make` returns, which is called once per key for all handles of the pass."""
+        if key not in self.shared:
+            self.shared[key] = make()
+        found: T = self.shared[key]
+        return found
 
     def pieces(self, bytes_per_sample: int) -> list[slice]:
         """Cut the samples into slices, each of which fits the memory budget (one sample at least)."""
@@ -51,6 +63,9 @@ class Batch:
         Parameters with fewer values than an even share are counted in full, and the others divide
         what is left.
         """
+        return self.once(("quota", samples), lambda: self._quota(samples))
+
+    def _quota(self, samples: int) -> int:
         left, share = samples, samples
         counts = sorted(self.size * size for size in self.sizes)
         for position, count in enumerate(counts):

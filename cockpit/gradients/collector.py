@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cockpit.errors import Unsupported
 from cockpit.gradients.batch import Batch
+from cockpit.gradients.conditions import autocast_of
 from cockpit.gradients.handle import IndividualGradients, Sum, Zero
 from cockpit.gradients.layout import Place, Taken, arranged
 from cockpit.gradients.nodes import Direct, Use
@@ -255,5 +256,9 @@ def joined(parts: list[IndividualGradients]) -> IndividualGradients:
 @contextmanager
 def plain_arithmetic(device: torch.device) -> Iterator[None]:
     """Compute without a graph, and in the precision of the tensors even where the backward pass runs under autocast."""
+    # Usually a backward pass runs so already, and entering these contexts takes longer than looking.
+    if not torch.is_grad_enabled() and autocast_of(device.type) is None:
+        yield
+        return
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         yield

@@ -31,7 +31,7 @@ class Conditions:
     @classmethod
     def since(cls, before: RandomState, device: torch.device) -> Conditions:
         """Note the surroundings of a forward that began in the state `before` and is over now."""
-        return cls(device, before, _state(device), _autocast(device.type))
+        return cls(device, before, _state(device), autocast_of(device.type))
 
     @property
     def drew(self) -> bool:
@@ -82,7 +82,7 @@ def _equal(first: RandomState, second: RandomState) -> bool:
     return all(torch.equal(state, second.states[device]) for device, state in first.states.items())
 
 
-def _autocast(kind: str) -> torch.dtype | None:
+def autocast_of(kind: str) -> torch.dtype | None:
     """Return the precision of autocast on a kind of device, or None if it is off."""
     if hasattr(torch, "get_autocast_dtype"):  # since torch 2.4
         return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from cockpit.gradients.batch import Batch
 from cockpit.gradients.handle import IndividualGradients, Sample
-from cockpit.gradients.histogram import Histogram
 from cockpit.gradients.products import Products
+from cockpit.histograms import Bins, Histogram
 
 Layout = tuple[str, tuple[int, ...]]
 """What two handles have to have in common for their factors to stand side by side."""
@@ -132,12 +132,15 @@ class Spread(IndividualGradients):
         """Return the largest magnitude over all processes, `[]`; NaN if there is one."""
         return self._each(self.local.abs_max()).max()
 
-    def histogram(self, edges: Tensor, samples: int | None = None) -> Histogram:
+    def histogram(self, edges: Tensor | Bins, samples: int | None = None) -> Histogram:
         """Add up the counts of all processes, each of which draws its share where they are drawn."""
         return self._added(self.local.histogram(edges, self._share(samples)), samples)
 
     def joint_histogram(
-        self, parameter: Tensor, edges: tuple[Tensor, Tensor], samples: int | None = None
+        self,
+        parameter: Tensor,
+        edges: tuple[Tensor | Bins, Tensor | Bins],
+        samples: int | None = None,
     ) -> Histogram:
         """Add up the counts of all processes, each of which draws its share where they are drawn."""
         counted = self.local.joint_histogram(parameter, edges, self._share(samples))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cockpit.gradients.batch import Batch
-from cockpit.gradients.histogram import Histogram, bin_counts, bin_index
+from cockpit.histograms import Bins, Drawn, Histogram
 
 if TYPE_CHECKING:
     from cockpit.gradients.rules import Call
@@ -189,25 +189,28 @@ class IndividualGradients:
         stacked = torch.stack(extremes)  # [pieces, 2]
         return torch.stack([stacked[:, 0].amin(), stacked[:, 1].amax()])
 
-    def histogram(self, edges: Tensor, samples: int | None = None) -> Histogram:
+    def histogram(self, edges: Tensor | Bins, samples: int | None = None) -> Histogram:
         """Count the values g_id in the bins between `edges`, `[bins + 1]`.
 
         Args:
-            edges: Ascending. Bins are closed on the left, the last one on both sides; values
+            edges: Ascending, or the bins. They are closed on the left, the last one on both sides; values
                 outside of the range count in the outermost bins.
             samples: At most about so many values are drawn, evenly over samples and elements, and
                 the counts scaled to the total. ``None`` counts all.
         """
-        edges = edges.to(device=self.device, dtype=self.dtype)
+        bins = Bins.between(edges, self._empty(0))
         if samples is not None and samples < self.total:
-            return Histogram.of(self.sample(samples).values, edges).scaled_to(self.total)
-        counts = torch.zeros(edges.numel(), dtype=torch.int64, device=self.device)
+            return Histogram.of(self.sample(samples).values, bins).scaled_to(self.total)
+        counts = torch.zeros(bins.count + 1, dtype=torch.int64, device=self.device)
         for _, rows in self._rows():
-            counts += bin_counts(rows, edges)
+            counts += bins.counts(rows)
         return Histogram(counts[:-1], counts[-1], self.total)
 
     def joint_histogram(
-        self, parameter: Tensor, edges: tuple[Tensor, Tensor], samples: int | None = None
+        self,
+        parameter: Tensor,
+        edges: tuple[Tensor | Bins, Tensor | Bins],
+        samples: int | None = None,
     ) -> Histogram:
         """Count the pairs (g_id, θ_d), int64 `[bins_x, bins_y]`, in the bins between two sets of edges.
 
@@ -216,20 +219,29 @@ class IndividualGradients:
             edges: Those of the gradients and those of the parameter, as in `histogram`.
             samples: Bound on the number of pairs that are drawn, as in `histogram`.
         """
-        x_edges, y_edges = (e.to(device=self.device, dtype=self.dtype) for e in edges)
-        y = bin_index(parameter.detach().to(self.dtype).reshape(-1), y_edges)
-        shape = len(x_edges), len(y_edges)
+        x, y = (Bins.between(e, self._empty(0)) for e in edges)
+        theta = parameter.detach().to(self.dtype).reshape(-1)
+        shape = x.count + 1, y.count + 1
         counts = torch.zeros(shape[0] * shape[1], dtype=torch.int64, device=self.device)
         if samples is not None and samples < self.total:
             drawn = self.sample(samples)
-            pairs = bin_index(drawn.values, x_edges) * shape[1] + y[drawn.elements]
+            pairs = x.index(drawn.values) * shape[1] + y.index(theta[drawn.elements])
             counts += torch.bincount(pairs.reshape(-1), minlength=counts.numel())
             return Histogram.joint(counts.reshape(shape), drawn.values.numel(), self.total)
+        of_theta = y.index(theta)
         for _, rows in self._rows():
             for row in rows:
-                pairs = bin_index(row, x_edges) * shape[1] + y
+                pairs = x.index(row) * shape[1] + of_theta
                 counts += torch.bincount(pairs, minlength=counts.numel())
         return Histogram.joint(counts.reshape(shape), self.total, self.total)
+
+    def drawn(self, bins: Bins, samples: int | None = None) -> Histogram | Drawn:
+        """Return what `histogram` does, or the values of which it does, to be counted with others."""
+        if type(self).histogram is not IndividualGradients.histogram or samples is None:
+            return self.histogram(bins, samples)
+        if samples < self.total:
+            return Drawn(self.sample(samples).values, bins, self.total)
+        return Drawn(self.dense(), bins, self.total)
 
     def sample(self, count: int) -> Sample:
         """Draw about `count` of the values g_id, each with the same probability.
@@ -262,6 +274,16 @@ class Dense(IndividualGradients):
         """Return the stored gradients of some samples."""
         assert self._whole is not None
         return self._whole[samples]
+
+    def sample(self, count: int) -> Sample:
+        """Draw values of all samples, of some elements at random, the same for every sample."""
+        if not self.batch.size <= count <= self.total:
+            return super().sample(count)
+        generator = self.batch.generator(self.device)
+        elements = torch.randperm(self.numel, generator=generator, device=self.device)
+        elements = elements[: count // self.batch.size]
+        rows = self.dense().reshape(self.batch.size, self.numel)
+        return Sample(rows.index_select(1, elements), elements)
 
     def release(self) -> None:
         """Keep the values: they cannot be computed again."""
@@ -303,19 +325,22 @@ class Zero(IndividualGradients):
         """Return two zeros."""
         return self._empty(2)
 
-    def histogram(self, edges: Tensor, samples: int | None = None) -> Histogram:
+    def histogram(self, edges: Tensor | Bins, samples: int | None = None) -> Histogram:
         """Put all N·D zeros into the bin of 0."""
-        one = Histogram.of(self._empty(1), edges.to(self.device))
+        one = Histogram.of(self._empty(1), edges)
         return Histogram(one.counts * self.total, one.nonfinite, self.total)
 
     def joint_histogram(
-        self, parameter: Tensor, edges: tuple[Tensor, Tensor], samples: int | None = None
+        self,
+        parameter: Tensor,
+        edges: tuple[Tensor | Bins, Tensor | Bins],
+        samples: int | None = None,
     ) -> Histogram:
         """Pair every parameter with N zeros."""
-        x_edges, y_edges = (e.to(device=self.device, dtype=self.dtype) for e in edges)
-        table = torch.zeros(len(x_edges), len(y_edges), dtype=torch.int64, device=self.device)
+        x, y = (Bins.between(e, self._empty(0)) for e in edges)
+        table = torch.zeros(x.count + 1, y.count + 1, dtype=torch.int64, device=self.device)
         values = parameter.detach().to(self.dtype)
-        table[bin_index(self._empty(), x_edges)] = bin_counts(values, y_edges) * self.batch.size
+        table[x.index(self._empty())] = y.counts(values) * self.batch.size
         return Histogram.joint(table, self.total, self.total)
 
 

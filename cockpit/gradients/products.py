@@ -68,8 +68,8 @@ class Products(IndividualGradients):
     def square_norms(self) -> Tensor:
         """Return ‖g_i‖²: |a_i|²|b_i|² for one position, position Gram matrices where those are cheaper, else dense."""
         if self._single:
-            a, b = self._factors()
-            return (a.square().sum(2) * b.square().sum(2)).sum(1)
+            a, b = (torch.linalg.vector_norm(factor, dim=2) for factor in self._factors())
+            return (a * b).square().sum(1)
         if self._whole is not None or not self._position_gram_pays():
             return super().square_norms()
         norms = self._empty(self.batch.size)
@@ -120,9 +120,8 @@ class Products(IndividualGradients):
             return super().dot(direction)
         matrix = direction.to(self.dtype).reshape(self.groups, self.outputs, self.inputs)
         if self._single:
-            a, b = self._factors()
-            forward = torch.einsum("goi,ngi->ngo", matrix, a)
-            return (forward * b).sum((1, 2))
+            a, b = (factor.transpose(0, 1) for factor in self._factors())  # [G, N, ·]
+            return torch.linalg.vecdot(b @ matrix, a).sum(0)
         products = self._empty(self.batch.size)
         per_sample = self.groups * (self.inputs + self.outputs) * self.positions
         for samples in self.batch.pieces(per_sample * self.dtype.itemsize):
@@ -192,7 +191,8 @@ class Products(IndividualGradients):
         elements = (
             group * self.outputs + row.unsqueeze(1)
         ) * self.inputs + column  # [G, rows, columns]
-        values = torch.bmm(b, a.mT).reshape(self.batch.size, -1)
+        pairs = b * a.mT if self._single else torch.bmm(b, a.mT)
+        values = pairs.reshape(self.batch.size, -1)
         return Sample(values, elements.reshape(-1))
 
     def columns(self, index: Tensor) -> Tensor:

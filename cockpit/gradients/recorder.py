@@ -52,6 +52,9 @@ class Recorder:
     The forward pass comes before the number of the step is known, so the forward hook always runs.
     The tensor hook returns at once unless `sink` is set.
 
+    While it is `asleep`, the forward hooks return at once as well: nothing of the forward pass is known
+    afterwards.
+
     While `witness` is set, every call of a module with parameters is shown to it as it is made, with
     the module's name, the call and the output; after `watch_all_modules`, those of the other modules
     too.
@@ -70,6 +73,7 @@ class Recorder:
         self.witness: Witness | None = None
         self.on_pass: Callable[[], None] | None = None
         self.batch_size: int | None = None
+        self.asleep = False
         # Whether nothing tells in which dimension of the last input the samples lie.
         self.guesses_size = False
         self._last_dim = 0
@@ -252,7 +256,7 @@ def _note_batch_size(
     this: _Reference, module: nn.Module, args: Any, kwargs: Any, output: Any
 ) -> None:
     recorder = this()
-    if recorder is None or not torch.is_grad_enabled() or replaying.get():
+    if recorder is None or recorder.asleep or not torch.is_grad_enabled() or replaying.get():
         return
     dim = recorder._batch_dim or 0
     given = [
@@ -293,7 +297,12 @@ def _sample_dims(value: Tensor) -> tuple[int, ...]:
 
 def _note_state(this: _Reference, module: nn.Module, args: Any) -> None:
     recorder = this()
-    if recorder is not None and torch.is_grad_enabled() and not replaying.get():
+    if (
+        recorder is not None
+        and not recorder.asleep
+        and torch.is_grad_enabled()
+        and not replaying.get()
+    ):
         recorder._state = RandomState.capture(*accelerators(module.parameters()))
 
 
@@ -320,7 +329,7 @@ def _has_parameters(module: nn.Module) -> bool:
 
 def _note_conditions(this: _Reference, kind: _Kind, module: nn.Module, args: Any) -> None:
     recorder = this()
-    if recorder is None or not module.training:
+    if recorder is None or recorder.asleep or not module.training:
         return
     if kind.has_rule and not module.dropout:  # it draws for nothing else
         return
@@ -353,7 +362,9 @@ def _record(
     this: _Reference, kind: _Kind, module: nn.Module, args: Any, kwargs: Any, output: Any
 ) -> None:
     recorder = this()
-    if recorder is not None and torch.is_grad_enabled() and not replaying.get():
+    if recorder is None or recorder.asleep:
+        return
+    if torch.is_grad_enabled() and not replaying.get():
         recorder.take(recorder, kind, module, args, kwargs, output)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from cockpit.gradients.batch import Batch
 from cockpit.gradients.handle import IndividualGradients
-from cockpit.gradients.histogram import Histogram, bin_counts, bin_index
+from cockpit.histograms import Bins, Histogram
 
 
 class Rows(IndividualGradients):
@@ -95,7 +95,7 @@ class Rows(IndividualGradients):
             values = torch.cat([values, self._empty(1)])
         return torch.stack(torch.aminmax(values)) if values.numel() else self._empty(2)
 
-    def histogram(self, edges: Tensor, samples: int | None = None) -> Histogram:
+    def histogram(self, edges: Tensor | Bins, samples: int | None = None) -> Histogram:
         """Count the values of the rows, and all others as the zeros that they are."""
         rows = self.rows.reshape(-1)
         if samples is not None and samples < rows.numel():
@@ -104,7 +104,7 @@ class Rows(IndividualGradients):
             counted = Histogram.of(rows[index], edges).scaled_to(rows.numel())
         else:
             counted = Histogram.of(rows, edges)
-        zero = Histogram.of(self._empty(1), edges.to(rows))
+        zero = Histogram.of(self._empty(1), edges)
         return Histogram(
             counted.counts + zero.counts * self._zeros,
             counted.nonfinite,
@@ -112,15 +112,19 @@ class Rows(IndividualGradients):
         )
 
     def joint_histogram(
-        self, parameter: Tensor, edges: tuple[Tensor, Tensor], samples: int | None = None
+        self,
+        parameter: Tensor,
+        edges: tuple[Tensor | Bins, Tensor | Bins],
+        samples: int | None = None,
     ) -> Histogram:
         """Pair the values of the rows with the parameters there, and all others with zeros."""
-        x_edges, y_edges = (e.to(device=self.device, dtype=self.dtype) for e in edges)
-        y = bin_index(parameter.detach().to(self.dtype), y_edges)[self.index]  # [R, E]
-        shape = len(x_edges), len(y_edges)
-        pairs = (bin_index(self.rows, x_edges) * shape[1] + y).reshape(-1)
+        x, y = (Bins.between(e, self._empty(0)) for e in edges)
+        theta = parameter.detach().to(self.dtype)
+        of_theta = y.index(theta)[self.index]  # [R, E]
+        shape = x.count + 1, y.count + 1
+        pairs = (x.index(self.rows) * shape[1] + of_theta).reshape(-1)
         table = torch.bincount(pairs, minlength=shape[0] * shape[1]).reshape(shape)
-        zeros = bin_counts(parameter.detach().to(self.dtype), y_edges) * self.batch.size
-        zeros -= torch.bincount(y.reshape(-1), minlength=shape[1])
-        table[bin_index(self._empty(), x_edges)] += zeros
+        zeros = y.counts(theta) * self.batch.size
+        zeros -= torch.bincount(of_theta.reshape(-1), minlength=shape[1])
+        table[x.index(self._empty())] += zeros
         return Histogram.joint(table, self.total, self.total)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cockpit.gradients.handle import IndividualGradients
-from cockpit.gradients.histogram import Histogram
+from cockpit.histograms import Bins, Histogram
 
 
 class Stacked(IndividualGradients):
@@ -68,13 +68,16 @@ class Stacked(IndividualGradients):
         extremes = [block.min_max() for block in self.blocks]
         return torch.stack(torch.aminmax(torch.cat(extremes)))
 
-    def histogram(self, edges: Tensor, samples: int | None = None) -> Histogram:
+    def histogram(self, edges: Tensor | Bins, samples: int | None = None) -> Histogram:
         """Count the values of the blocks one after the other."""
         counted = [block.histogram(edges, self._share(block, samples)) for block in self.blocks]
         return reduce(add, counted)
 
     def joint_histogram(
-        self, parameter: Tensor, edges: tuple[Tensor, Tensor], samples: int | None = None
+        self,
+        parameter: Tensor,
+        edges: tuple[Tensor | Bins, Tensor | Bins],
+        samples: int | None = None,
     ) -> Histogram:
         """Count the pairs of the blocks one after the other."""
         counted = [

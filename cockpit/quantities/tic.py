@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cockpit.engine.curvature import DIAGONALS, diagonal
+from cockpit.engine.needs import BLOCK
 from cockpit.engine.step import Step
 from cockpit.errors import InvalidArgument
 from cockpit.quantities.of_curvature import outcome
@@ -40,14 +41,11 @@ class _TIC(Quantity):
         """Return the criterion, `[]`."""
         need = diagonal(self.curvature)
         squares, curvature = step[self.squares], step[need]
-        pairs = [
-            (squares[name] / step.batch_size, curvature[name])
-            for name in squares
-            if name in curvature
-        ]
-        return outcome(self._criterion(pairs), step.bases[need])
+        pairs = [(squares[name], curvature[name]) for name in squares if name in curvature]
+        return outcome(self._criterion(pairs) / step.batch_size, step.bases[need])
 
     def _criterion(self, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """Return N times the criterion from Σ_i g_i² and the curvature's diagonal, each `[*shape]`."""
         raise NotImplementedError
 
 
@@ -75,7 +73,14 @@ class TICDiag(_TIC):
     """
 
     def _criterion(self, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
-        return torch.stack([(m / (c + self.epsilon)).sum() for m, c in pairs]).sum()
+        blocks = (
+            (m, c)
+            for moment, diagonal in pairs
+            for m, c in zip(
+                moment.reshape(-1).split(BLOCK), diagonal.reshape(-1).split(BLOCK), strict=True
+            )
+        )
+        return torch.stack([(m / (c + self.epsilon)).sum() for m, c in blocks]).sum()
 
 
 @dataclass(frozen=True)

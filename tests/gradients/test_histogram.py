@@ -13,9 +13,9 @@ from torch import nn
 
 from cockpit.gradients import Batch, Dense, Histogram, IndividualGradients, Zero
 from cockpit.gradients.convolution import ConvolutionGradients
-from cockpit.gradients.histogram import BLOCK, scale_counts
 from cockpit.gradients.products import Products
 from cockpit.gradients.rows import Rows
+from cockpit.histograms import BLOCK, Bins, Drawn, counted, scale_counts
 from cockpit.transforms import Histogram1d, bin_edges
 
 few = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
@@ -38,6 +38,52 @@ def test_against_numpy(values, bins):
     assert found.counts.dtype == torch.int64
     assert found.nonfinite == (~values.isfinite()).sum()
     assert found.drawn == values.numel() == found.counts.sum() + found.nonfinite
+
+
+@few
+@given(
+    st.floats(-1e3, 1e3, width=32),
+    st.floats(2**-10, 1e3, width=32),
+    st.integers(1, 120),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_bins_of_equal_width_are_found_as_others_are(low, size, bins, dtype):
+    """On the edges, beside them by the least possible, far outside, at zero, and between."""
+    limits = low, low + size
+    edges = bin_edges(limits, bins, dtype, torch.device("cpu"))
+    assume((edges.diff() > 0).all())
+    infinite = torch.tensor(float("inf"), dtype=dtype)
+    beside = [edges.nextafter(infinite), edges.nextafter(-infinite)]
+    special = torch.tensor([0.0, -0.0, 1e30, -1e30, float("nan"), float("inf"), -float("inf")])
+    inside = low + size * torch.rand(500, dtype=dtype)
+    values = torch.cat([edges, *beside, special.to(dtype), inside])
+    assert torch.equal(Bins(edges, limits).index(values), Bins(edges).index(values))
+    finite = values[values.isfinite()]
+    assert torch.equal(Bins(edges, limits).index(finite), Bins(edges).index(finite))
+
+
+@pytest.mark.parametrize("limits", [(1e8, 1e8 + 32), (-1e-45, 1e-45), (0.0, 3e38)])
+def test_bins_as_narrow_as_rounding(limits):
+    edges = bin_edges(limits, 4, torch.float32, torch.device("cpu"))
+    values = torch.cat([edges, edges - 1e-45, edges + 8, torch.zeros(1)])
+    assert torch.equal(Bins(edges, limits).index(values), Bins(edges).index(values))
+
+
+def test_what_is_drawn_is_counted_together_as_alone():
+    limits = (-2.0, 2.0)
+    bins = Bins(bin_edges(limits, 10, torch.float32, torch.device("cpu")), limits)
+    drawn = [
+        Drawn(torch.randn(size), bins, total) for size, total in [(300, 900), (7, 7), (20, 10**12)]
+    ]
+    drawn[0].values[3] = float("nan")
+    done = Histogram.of(torch.randn(5), bins)
+    found = counted([drawn[0], done, *drawn[1:]])
+    assert found[1] is done
+    for item, histogram in zip(drawn, [found[0], *found[2:]], strict=True):
+        alone = Histogram.of(item.values, bins).scaled_to(item.total)
+        assert torch.equal(histogram.counts, alone.counts)
+        assert torch.equal(histogram.nonfinite, alone.nonfinite)
+        assert histogram.drawn == alone.drawn
 
 
 def test_bins_are_closed_on_the_left_and_the_last_on_both_sides():

@@ -1,0 +1,163 @@
+"""The accounts of quantities that share a budget."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+RECENT = 7
+"""Number of measured costs that are remembered."""
+
+
+@dataclass
+class Account:
+    """What a quantity has, and what it costs.
+
+    Args:
+        effort: What it costs before that has been measured, in plain training steps.
+        grouped: Whether it shares work with others of which that is said.
+        balance: Seconds that it has, negative where it owes them.
+        costs: The costs that were measured last, in seconds.
+        awaited: Whether the first of them is being measured.
+    """
+
+    effort: float
+    grouped: bool = False
+    balance: float = 0.0
+    costs: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    awaited: bool = False
+    _typical: float | None = None
+
+    def learn(self, seconds: float) -> None:
+        """Take note of what it has cost."""
+        self.costs.append(seconds)
+        self.awaited = False
+        self._typical = sorted(self.costs)[(len(self.costs) - 1) // 2]
+
+    def cost(self, plain: float) -> float:
+        """Return what it will cost: the median of the last times, of two the smaller one.
+
+        Args:
+            plain: Seconds of a training step without tracking.
+        """
+        return self.effort * plain if self._typical is None else self._typical
+
+
+class Ledger:
+    r"""Spends a share of the training time on quantities, the same part on each of them.
+
+    With every training step each account gets an equal part of `share` times the time of a plain step.
+    A quantity is due when its account holds half of what it costs, and is charged all of it: so over
+    time, what has been spent is neither ahead of what was earned nor behind it, whenever one looks.
+    What a step really took, beyond the usual costs of its quantities or below them, is borne by all
+    accounts alike. So their sum is exact: the work that quantities share, checks made now and then, and
+    the first time of everything are paid for by the steps that follow.
+
+    An account that holds the whole cost gets no more, and its part goes to the others. So what is cheaper
+    than its part is tracked at every step, and among all choices of frequencies that take this time, it
+    is the one with the largest product.
+
+    Quantities that share work, when it is due for one of them, come along if they are not in debt,
+    and before their cost has been measured, if they hold a quarter of what it is taken to be.
+
+    Args:
+        share: What they may take, as a share of the time of the plain steps.
+    """
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self.accounts: dict[str, Account] = {}
+        self.plain = 0.0  # seconds of a plain step, 0 while that is not known
+        self._unpaid = 0  # steps without their credit, since that was not known
+
+    def open(self, name: str, effort: float, grouped: bool) -> None:
+        """Open an account."""
+        self.accounts[name] = Account(effort, grouped)
+
+    @property
+    def balance(self) -> float:
+        """The sum of all accounts, in seconds."""
+        return sum(account.balance for account in self.accounts.values())
+
+    def cost(self, name: str) -> float:
+        """Return what a quantity will cost, in seconds."""
+        return self.accounts[name].cost(self.plain)
+
+    def credit(self, plain: float) -> None:
+        """Pay out the credit of a training step.
+
+        Args:
+            plain: What it takes without tracking, in seconds; 0 while that is not known.
+        """
+        self.plain = plain
+        self._unpaid += 1
+        if not plain:
+            return
+        amount, self._unpaid = self.share * plain * self._unpaid, 0
+        open_ = [a for a in self.accounts.values() if a.balance < a.cost(plain)]
+        for account in open_:
+            account.balance += amount / len(open_)
+
+    def charge(self, names: Iterable[str]) -> float:
+        """Charge quantities with what they will cost, and return the sum."""
+        total = 0.0
+        for name in names:
+            cost = self.cost(name)
+            account = self.accounts[name]
+            account.balance -= cost
+            account.awaited = not account.costs
+            total += cost
+        return total
+
+    def spread(self, seconds: float) -> None:
+        """Charge all accounts alike with what was not foreseen."""
+        for account in self.accounts.values():
+            account.balance -= seconds / len(self.accounts)
+
+    def learn(self, name: str, seconds: float) -> None:
+        """Take note of what a quantity has cost."""
+        self.accounts[name].learn(seconds)
+
+    def due(self) -> set[str]:
+        """Return the quantities that can be afforded at the next step, before that has brought its credit."""
+        if not self.plain:
+            return set()
+        coming = self.share * self.plain / len(self.accounts)
+        has = {n: a.balance + coming for n, a in self.accounts.items() if not a.awaited}
+        due = {name for name, balance in has.items() if balance >= self.cost(name) / 2}
+        if any(self.accounts[name].grouped for name in due):
+            due |= {name for name in has if self._comes_along(name, has[name])}
+        return due
+
+    def _comes_along(self, name: str, balance: float) -> bool:
+        account = self.accounts[name]
+        least = 0.0 if account.costs else account.cost(self.plain) / 4
+        return account.grouped and balance >= least
+
+    def intervals(self) -> dict[str, float]:
+        """Return at about which intervals the quantities will be tracked."""
+        costs = {name: self.cost(name) for name in self.accounts}
+        left, part = self.share * self.plain, 0.0
+        for position, cost in enumerate(sorted(costs.values())):
+            part = left / (len(costs) - position)
+            if cost > part:
+                break
+            left -= cost
+        return {name: max(1.0, cost / part) if part else 1.0 for name, cost in costs.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the accounts hold, as plain data; the credit of the last step has not come yet."""
+        accounts = {name: [a.balance, list(a.costs)] for name, a in self.accounts.items()}
+        return {"accounts": accounts, "unpaid": self._unpaid}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what accounts of these names held; the credit of the last step is still to come."""
+        self._unpaid = state["unpaid"]
+        for name, (balance, costs) in state["accounts"].items():
+            if name in self.accounts:
+                account = self.accounts[name]
+                account.balance = balance
+                for cost in costs:
+                    account.learn(cost)
