@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help install demo test check format bench coverage-table clean
+.PHONY: help install demo test check format bench coverage-table gallery clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -31,11 +31,15 @@ format: $(INSTALLED)  ## mend what the linter and the formatter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(INSTALLED)  ## cost of the statistics, side by side with the plain step
+bench: $(INSTALLED)  ## cost of the statistics, side by side with the plain step; writes the README's table
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.readme
 
 coverage-table: $(INSTALLED)  ## write docs/coverage.md: which quantity is exact on which model
 	PYTHONPATH=tests $(BIN)/python -m models.coverage
+
+gallery: $(INSTALLED)  ## train, and draw docs/gallery.md: every picture, and how to read it
+	$(BIN)/python docs/gallery.py
 
 clean:  ## remove what the targets made
 	rm -rf .venv runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,24 +1,34 @@
-"""Times and memory, side by side in one run."""
+"""Steps in turn, and memory that grows."""
 
 from __future__ import annotations
 
 import gc
 import os
-import statistics
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
+
+
+def _nothing() -> None:
+    pass
 
 
 def interleaved(
-    steps: Mapping[str, Callable[[], None]], repeats: int, warmup: int = 5
+    steps: Mapping[str, Callable[[], None]],
+    repeats: int,
+    warmup: int = 5,
+    tick: Callable[[], None] = _nothing,
 ) -> dict[str, list[float]]:
     """Time several steps in turn, A B C A B C ..., so that the machine's moods meet all alike.
+
+    Args:
+        steps: What is timed, by name.
+        repeats: How often.
+        warmup: How often before that, untimed.
+        tick: Called after every step, outside of the time that is taken.
 
     Returns:
         The seconds of every repeat, by name.
@@ -28,49 +38,11 @@ def interleaved(
         for name, step in steps.items():
             start = time.perf_counter()
             step()
+            seconds = time.perf_counter() - start
             if repeat >= warmup:
-                times[name].append(time.perf_counter() - start)
+                times[name].append(seconds)
+            tick()
     return times
-
-
-def ratios(times: Mapping[str, list[float]], base: str) -> dict[str, float]:
-    """Return the median of each step's ratios to the base, repeat by repeat."""
-    return {
-        name: statistics.median(t / b for t, b in zip(of_step, times[base], strict=True))
-        for name, of_step in times.items()
-    }
-
-
-def peak_memory(step: Callable[[], None], warmup: int = 2) -> int:
-    """Return the largest number of bytes that tensors take at a time during a step, beyond those before it.
-
-    Tensors that were there before and are released in the step go on counting.
-    """
-    for _ in range(warmup):
-        step()
-    with _silence(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step()
-    events = profiler.profiler.kineto_results.events()
-    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    current = peak = 0
-    for _, change in changes:
-        current += change
-        peak = max(peak, current)
-    return peak
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Drop what native code prints to the standard error: the profiler reports each start and stop."""
-    sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from rich.table import Table
+from rich import box
+from rich.console import Group
+from rich.padding import Padding
+from rich.table import Table as Terminal
+from rich.text import Text
 
-HEAD = ("tracked", "step [ms]", "quartiles", "x plain", "peak [MiB]", "x plain", "aims")
+GAP = 3
+"""Characters between two columns on the terminal."""
 
 
 @dataclass(frozen=True)
@@ -23,58 +28,91 @@ class Aim:
         """Whether it is not."""
         return self.value <= self.limit
 
+    @property
+    def verdict(self) -> str:
+        """The limit, and whether it is met."""
+        return f"<= {self.limit:.4g}: {'met' if self.met else 'MISSED'}"
+
     def __str__(self) -> str:
-        return (
-            f"{self.what} {self.value:.3g} <= {self.limit:.3g}: {'met' if self.met else 'MISSED'}"
-        )
+        return f"{self.what} {self.value:.4g} {self.verdict}"
 
 
 @dataclass(frozen=True)
-class Row:
-    """The cost of tracking one set of quantities on every step.
+class Table:
+    """A table of words and numbers that are formatted already.
 
     Args:
-        tracked: Name of the set.
-        milliseconds: Of a step, lower quartile, median and upper quartile.
-        ratio: To the plain step, the median over the repeats.
-        peak: Bytes of all tensors at the worst moment of a step.
-        plain_peak: The same of the plain step.
-        aims: What should be reached.
+        title: What stands above it.
+        head: Names of the columns.
+        rows: As many cells as there are columns, in each row; a cell may have several lines.
+        words: The columns that hold words, and stand on the left.
+        notes: Sentences below it.
+        optional: The columns that a narrow terminal does without, the first one first.
     """
 
-    tracked: str
-    milliseconds: tuple[float, float, float]
-    ratio: float
-    peak: int
-    plain_peak: int
-    aims: list[Aim] = field(default_factory=list)
+    title: str
+    head: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    words: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
+    optional: tuple[str, ...] = ()
 
-    def cells(self) -> Iterator[str]:
-        """Yield the words of the table's row."""
-        low, median, high = self.milliseconds
-        yield self.tracked
-        yield f"{median:.1f}"
-        yield f"{low:.1f}-{high:.1f}"
-        yield f"{self.ratio:.2f}"
-        yield f"{self.peak / 2**20:.1f}"
-        yield f"{self.peak / self.plain_peak:.2f}"
-        yield "\n".join(map(str, self.aims))
+    def terminal(self, width: int) -> Group:
+        """Return the table for a terminal of a width."""
+        shown, dropped = self._fitting(width)
+        table = Terminal(box=box.SIMPLE_HEAD)
+        for name in (self.head[column] for column in shown):
+            words = name in self.words
+            table.add_column(Text(name), justify="left" if words else "right", overflow="fold")
+        for row in self.rows:
+            table.add_row(*(Text(row[column]) for column in shown))
+        notes = list(self.notes)
+        if dropped:
+            notes.append(
+                f"Left out, for want of room: {', '.join(name.strip() for name in dropped)}."
+            )
+        title = Text(self.title, style="bold")
+        return Group(title, table, *(Padding(Text(note), (0, 0, 0, 2)) for note in notes), "")
+
+    def _fitting(self, width: int) -> tuple[list[int], list[str]]:
+        """Return the columns that fit, and the names of those that do not."""
+        needed = [
+            GAP + max(len(line) for cell in cells for line in cell.split("\n"))
+            for cells in zip(self.head, *self.rows, strict=True)
+        ]
+        shown, dropped = list(range(len(self.head))), []
+        for name in self.optional:
+            if sum(needed[column] for column in shown) + 2 <= width:
+                break
+            shown.remove(self.head.index(name))
+            dropped.append(name)
+        return shown, dropped
+
+    def markdown(self) -> str:
+        """Return the table in Markdown."""
+        rule = ["---" if name in self.words else "---:" for name in self.head]
+        body = [[cell.replace("\n", "; ").replace("|", "\\|") for cell in row] for row in self.rows]
+        table = "\n".join(_line(cells) for cells in [self.head, rule, *body])
+        notes = "".join(f"\n{note}\n" for note in self.notes)
+        return f"## {self.title}\n\n{table}\n{notes}"
 
 
-def terminal(title: str, rows: list[Row]) -> Table:
-    """Return the table for the terminal."""
-    table = Table(title=title, title_justify="left")
-    for name in HEAD:
-        words = name in ("tracked", "aims")
-        table.add_column(name, justify="left" if words else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row.cells())
-    return table
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
-def markdown(title: str, rows: list[Row]) -> str:
-    """Return the table in Markdown."""
-    lines = [HEAD, ["---" if name in ("tracked", "aims") else "---:" for name in HEAD]]
-    body = [[cell.replace("\n", ", ") for cell in row.cells()] for row in rows]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in [*lines, *body])
-    return f"## {title}\n\n{table}\n"
+@dataclass(frozen=True)
+class Section:
+    """What was found about one subject.
+
+    Args:
+        tables: As they are shown.
+        aims: What should be reached, each with a name that says where it belongs.
+        data: The same numbers for programs, of JSON's kinds.
+        text: What is shown as it stands, such as the tables of `cockpit.profile`.
+    """
+
+    tables: list[Table]
+    aims: list[Aim]
+    data: Mapping[str, object]
+    text: str = ""
