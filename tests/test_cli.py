@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,10 @@ import numpy as np
 import pytest
 
 from cockpit import __version__, cli
+from cockpit.cli import plot
+from cockpit.cli.commands import COMMANDS as REGISTERED
+from cockpit.cli.entry import _parser
+from cockpit.findings import Finding
 from cockpit.log import ParameterInfo, Row, RunWriter
 from cockpit.run import open_run
 from cockpit.summary import readings
@@ -18,7 +24,7 @@ PARAMETERS = [
     ParameterInfo("fc.weight", (3, 4), "float32"),
     ParameterInfo("fc.bias", (3,), "float32"),
 ]
-COMMANDS = ("demo", "show", "plot")
+COMMANDS = tuple(command.name for command in REGISTERED)
 
 
 def write(path: Path, *columns: tuple[str, object], settings: dict | None = None) -> Path:
@@ -120,7 +126,7 @@ def test_a_user_error_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     text = tmp_path / "notes.txt"
     text.write_text("no run file, whatever its name")
     for path in (tmp_path / "missing.db", text):
-        for command in ("show", "plot"):
+        for command in ("show", "watch", "plot", "report", "export"):
             assert cli.main([command, str(path)]) == 2
             printed = capsys.readouterr()
             assert printed.out == ""
@@ -140,9 +146,19 @@ def test_failures(
     def fail(*arguments: object, **more: object) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "_draw", fail)
+    monkeypatch.setattr(plot, "draw", fail)
     assert cli.main(["plot", str(run_file)]) == code
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_page_names_all_commands_and_its_lines_can_be_given() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "command-line.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `cockpit (\w+)` \|", page, flags=re.M)
+    assert sorted(listed) == sorted(COMMANDS)
+    lines = re.findall(r"^cockpit (.*)$", page, flags=re.M)
+    examples = [command.example.removeprefix("cockpit ") for command in REGISTERED]
+    for line in (*lines, *examples):
+        assert _parser().parse_args(shlex.split(line)).command is not None, line
 
 
 # -- show and plot -----------------------------------------------------------------------------------
@@ -178,6 +194,59 @@ def test_show_counts_what_was_not_checked(
     assert "Events     4" in out
     assert "not checked: Alpha (3 times): the fit is [singular]" in out
     assert "older run kept: run-1.db: it was in the way" in out
+
+
+def test_show_has_the_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = RunWriter(tmp_path / "run.db")
+    writer.finding(
+        Finding(
+            code="CP101",
+            name="learning-rate-too-high",
+            severity="error",
+            step=7,
+            title="The learning rate is [too] high",
+            subjects=("fc.weight",),
+            why="Steps overshoot.",
+            action="Divide it by 3.",
+            source="a paper",
+        )
+    )
+    writer.close()
+    assert cli.main(["show", str(tmp_path / "run.db")]) == 0
+    out = capsys.readouterr().out
+    assert "Findings   1" in out
+    assert "CP101 learning-rate-too-high (error, step 7): The learning rate is [too] high" in out
+    assert "Divide it by 3." in out
+
+
+@pytest.mark.parametrize(
+    ("quantity", "value", "words"),
+    [
+        ("HessMaxEV", 12.0, "largest eigenvalue of the {}"),
+        ("HessTrace", {"fc.weight": 3.0}, "trace of the {}"),
+        ("HessianSpectrum", {"smallest": 0.0, "largest": 3.0}, "eigenvalues of the {}"),
+    ],
+)
+@pytest.mark.parametrize(("basis", "matrix"), [("ggn", "GGN"), ("hessian", "Hessian")])
+def test_show_names_the_matrix(
+    quantity: str,
+    value: object,
+    words: str,
+    basis: str,
+    matrix: str,
+    tmp_path: Path,
+) -> None:
+    writer = RunWriter(tmp_path / "run.db", parameters=PARAMETERS)
+    parts = value if isinstance(value, dict) else {"": value}
+    rows = [
+        Row(quantity, number, *(("", part) if "fc." in part else (part, "")))
+        for part, number in parts.items()
+    ]
+    writer.record(0, rows)
+    writer.note(0, "basis", quantity, f"curvature: {basis}; source: graph")
+    writer.close()
+    (reading,) = readings(open_run(tmp_path / "run.db"))
+    assert words.format(matrix) in reading.meaning
 
 
 def test_show_knows_a_run_that_was_not_closed(

@@ -21,18 +21,22 @@ class TensorBoardTracker:
 
     Args:
         target: Folder of a new event file, or a ``SummaryWriter`` of yours, which stays open.
+        wall: When the steps were, in seconds since 1970; those that it lacks are now.
     """
 
-    def __init__(self, target: str | os.PathLike[str] | Any) -> None:
+    def __init__(
+        self, target: str | os.PathLike[str] | Any, wall: Mapping[int, float] | None = None
+    ) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._own = isinstance(target, str | os.PathLike)
         self._writer: Any = SummaryWriter(str(target)) if self._own else target
+        self._wall = wall or {}
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write the numbers of a step."""
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            self._writer.add_scalar(name, value, step, walltime=self._wall.get(step))
 
     def histogram(self, step: int, name: str, counts: np.ndarray, edges: np.ndarray) -> None:
         """Write a histogram. Sums, which TensorBoard stores too, are those of the bins' centres."""
@@ -49,11 +53,13 @@ class TensorBoardTracker:
             bucket_limits=edges[1:].tolist(),
             bucket_counts=counts.tolist(),
             global_step=step,
+            walltime=self._wall.get(step),
         )
 
     def event(self, step: int | None, kind: str, subject: str, message: str) -> None:
         """Write a text."""
-        self._writer.add_text(f"cockpit/{kind}", f"**{subject}**: {message}", step)
+        wall = None if step is None else self._wall.get(step)
+        self._writer.add_text(f"cockpit/{kind}", f"**{subject}**: {message}", step, walltime=wall)
 
     def close(self) -> None:
         """Write what is buffered."""

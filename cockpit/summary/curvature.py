@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from cockpit.instruments import Readable
-from cockpit.instruments.reading import before, curve, number, table
+from cockpit.instruments.curvature import matrix_of, stability_bound
+from cockpit.instruments.reading import curve, number, table
 from cockpit.summary.reading import RECENT_LEAST, Line, Reader, medians, percent, recent_of
 
 __all__ = ["READERS"]
@@ -30,14 +31,21 @@ def _sharpness(run: Readable, name: str) -> Line | None:
     now = float(data.values[-1])
     if not np.isfinite(now):
         return number(now), "not finite: the training has diverged"
+    of = f"largest eigenvalue of the {matrix_of(run, name)}"
     if now <= 0:
-        return number(now), "largest eigenvalue of the Hessian: no direction curves upwards"
-    rate = curve(run, "learning_rate")
-    eta = float(before(rate, data.steps)[-1]) if rate is not None else 0.0
-    if eta <= 0:
-        return number(now), "largest eigenvalue of the Hessian; plain SGD is stable below 2/η"
-    side = "above: plain SGD is unstable here" if now > 2 / eta else "below: plain SGD is stable"
-    return number(now), f"largest eigenvalue of the Hessian; 2/η is {number(2 / eta)}, it is {side}"
+        return number(now), f"{of}: no direction curves upwards"
+    bounds = stability_bound(run, data.steps)
+    if not bounds:
+        return number(now), of if _rate_is_known(run) else f"{of}; plain SGD is stable below 2/η"
+    bound, label = float(bounds[0].y[-1]), bounds[0].label
+    if not np.isfinite(bound):  # the learning rate is zero
+        return number(now), of
+    side = "above: training is unstable here" if now > bound else "below: training is stable"
+    return number(now), f"{of}; {label} is {number(bound)}, it is {side}"
+
+
+def _rate_is_known(run: Readable) -> bool:
+    return curve(run, "learning_rate") is not None
 
 
 def _trace(run: Readable, name: str) -> Line | None:
@@ -50,7 +58,8 @@ def _trace(run: Readable, name: str) -> Line | None:
         return number(float(data.values[0, -1])), "not finite: the training has diverged"
     value = f"~{number(float(sizes[known].sum()))}"
     high, middle = int(np.nanargmax(sizes)), float(np.median(sizes[known]))
-    top = f"the largest part, {number(float(sizes[high]))}, is that of {data.names[high]}"
+    of = f"trace of the {matrix_of(run, name)}; "
+    top = f"{of}the largest part, {number(float(sizes[high]))}, is that of {data.names[high]}"
     if middle > 0 and sizes[high] > RATIO_LARGE * middle:
         return value, f"{top}: it limits the learning rate"
     return value, top
@@ -78,11 +87,18 @@ def _spectrum(run: Readable, name: str) -> Line | None:
     if not np.isfinite(low + high):
         return number(high), "not finite: the training has diverged"
     value = f"{number(low)} to {number(high)}"
-    if low >= 0:
-        return value, "eigenvalues: no direction curves downwards"
+    matrix = matrix_of(run, name)
+    if low >= 0 or matrix == "GGN":
+        return value, f"eigenvalues of the {matrix}: no direction curves downwards"
     if -low > high:
-        return value, "eigenvalues: the sharpest direction curves downwards, far from a minimum"
-    return value, f"eigenvalues: the negative ones reach {percent(-low / high)} of the largest"
+        return (
+            value,
+            f"eigenvalues of the {matrix}: the sharpest direction curves downwards, far from a minimum",
+        )
+    return (
+        value,
+        f"eigenvalues of the {matrix}: the negative ones reach {percent(-low / high)} of the largest",
+    )
 
 
 def _factors(run: Readable, name: str) -> Line | None:

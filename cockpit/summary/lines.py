@@ -14,7 +14,7 @@ from cockpit.instruments.reading import Curve, curve, number
 from cockpit.summary import activations, curvature, gradients, step_size, training
 from cockpit.summary.reading import Line, Reader, Reading
 
-__all__ = ["READERS", "as_table", "readings"]
+__all__ = ["READERS", "as_table", "reading_of", "readings"]
 
 READERS: dict[str, Reader] = (
     step_size.READERS
@@ -28,13 +28,15 @@ READERS: dict[str, Reader] = (
 
 def readings(run: Readable) -> list[Reading]:
     """Return a line for each quantity and metric of a run, in the order of their appearance."""
-    lines = []
-    for name in run.quantities:
-        kind = re.sub(r"-\d+$", "", name)  # the second of its kind is called "NormTest-2"
-        read = READERS.get(kind, _anything)
-        value, meaning = read(run, name) or _anything(run, name) or ("", "nothing to show yet")
-        lines.append(Reading(name, value, meaning))
-    return lines
+    return [reading_of(run, name) for name in run.quantities]
+
+
+def reading_of(run: Readable, quantity: str) -> Reading:
+    """Return the line for one quantity or metric of a run."""
+    kind = re.sub(r"-\d+$", "", quantity)  # the second of its kind is called "NormTest-2"
+    read = READERS.get(kind, _anything)
+    found = read(run, quantity) or _anything(run, quantity) or ("", "nothing to show yet")
+    return Reading(quantity, *found)
 
 
 def as_table(lines: list[Reading]) -> RichTable:
