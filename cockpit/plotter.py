@@ -12,18 +12,23 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cockpit.errors import CockpitWarning, InvalidArgument, InvalidType
-from cockpit.instruments import INSTRUMENTS, Instrument, Readable, panels
+from cockpit.instruments import INSTRUMENTS, Instrument, Readable, panel_of, panels
 from cockpit.instruments.reading import curve, number
-from cockpit.plotting import draw_figure
+from cockpit.plotting import draw, draw_figure
 from cockpit.plotting.layout import figure_size
+from cockpit.plotting.notebook import NotebookPlace, Picture, notebook
 from cockpit.plotting.theme import theme_of
 
 __all__ = ["CockpitPlotter"]
 
 WITHOUT_WINDOW = frozenset({"agg", "cairo", "pdf", "pgf", "ps", "svg", "template"})
+
+PANEL_SIZE = (6.4, 4.8)
+"""Size in inches of a figure with one picture."""
 
 
 class CockpitPlotter:
@@ -56,6 +61,7 @@ class CockpitPlotter:
         self.figsize = figsize
         self.instruments = tuple(instruments)
         self._window: Figure | None = None
+        self._place: NotebookPlace | None = None
 
     def plot(
         self,
@@ -78,7 +84,8 @@ class CockpitPlotter:
 
         Args:
             source: A run, the path of its file, or the cockpit that is recording it.
-            show_plot: Show the figure in a window. Where there are none, this does nothing.
+            show_plot: Show the figure in a window or, in a notebook, below the cell; called again while
+                the same cell runs, it is drawn anew there. Elsewhere, this does nothing.
             block: Wait until the window is closed.
             save_plot: Save the figure as ``<savedir>/<savename><savename_append>.png``.
             savedir: Folder to save to; that of the run by default. It is made if need be.
@@ -120,7 +127,50 @@ class CockpitPlotter:
                 _save(figure, run, savedir, savename + (savename_append or ""), savefig_kwargs)
         if figure is self._window:
             self._show(figure, block)
+        elif show_plot and isinstance(figure, Picture) and (shell := notebook()) is not None:
+            self._place = self._place or NotebookPlace(shell)
+            self._place.show(figure)
         return figure
+
+    def plot_panel(
+        self,
+        source: Any,
+        name: str,
+        *,
+        ax: Axes | None = None,
+        show_log_iter: bool = False,
+        discard: int | None = None,
+        style: str | None = None,
+    ) -> Axes:
+        """Draw one picture of a run, on your own axes or on a figure of its own.
+
+        Args:
+            source: A run, the path of its file, or the cockpit that is recording it.
+            name: Name of the picture, such as ``"alpha"``, or of a quantity, whose first picture is
+                drawn.
+            ax: Where to draw; what is on the axes stays. On a figure of its own unless given.
+            show_log_iter: Logarithmic step axis.
+            discard: Leave out what came after this step.
+            style: ``"light"`` or ``"dark"``, instead of the plotter's own.
+
+        Returns:
+            The axes; ``axes.figure`` is the figure.
+
+        Raises:
+            InvalidArgument: There is no such picture, the run has no data for it, or there is no such
+                style.
+            InvalidType: `source` is nothing that can be drawn.
+        """
+        style = style or self.style
+        run = _run_of(source)
+        shown: Readable = run if discard is None else _Until(run, discard)
+        panel = panel_of(shown, name, self.instruments)
+        with mpl.rc_context(theme_of(style).rc):
+            if ax is not None:
+                return draw(panel, ax, style=style, log_steps=show_log_iter)
+            figure = Picture(figsize=self.figsize or PANEL_SIZE)
+            draw_figure([panel], figure, style=style, log_steps=show_log_iter)
+            return figure.axes[0]
 
     def build_animation(
         self, logpath: str | os.PathLike[str], duration: int = 200, loop: int = 0
@@ -165,7 +215,7 @@ class CockpitPlotter:
     def _figure(self, show_plot: bool, size: tuple[float, float]) -> Figure:
         """Return the open window's figure, that of a new window, or one that no window shows."""
         if not show_plot or not _has_windows():
-            return Figure(figsize=size)
+            return Picture(figsize=size)
         from matplotlib import pyplot as plt
 
         if self._window is None or not plt.fignum_exists(getattr(self._window, "number", -1)):
@@ -202,9 +252,36 @@ class _Until:
     def quantities(self) -> list[str]:
         return self.run.quantities
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.run.settings
+
+    def events(self) -> pd.DataFrame:
+        events = self.run.events()
+        return events[~(events["step"] > self.step).fillna(False)]
+
     def scalars(self, quantity: str | None = None) -> pd.DataFrame:
         frame = self.run.scalars(quantity)
         return frame[frame["step"] <= self.step]
+
+    def parts(self, quantity: str, kind: str = "scalar", *, details: bool = True) -> list[str]:
+        return self.run.parts(quantity, kind, details=details)
+
+    def curve(self, quantity: str, part: str = "") -> tuple[np.ndarray, np.ndarray]:
+        steps, values = self.run.curve(quantity, part)
+        seen = int(np.searchsorted(steps, self.step, side="right"))
+        return steps[:seen], values[:seen]
+
+    def newest(self, quantity: str) -> tuple[int, dict[str, np.ndarray]] | None:
+        found = self.run.newest(quantity)
+        if found is None or found[0] <= self.step:
+            return found
+        frames = [self.arrays(quantity, part) for part in self.parts(quantity, "array")]
+        step = max((frame["step"].max() for frame in frames if len(frame)), default=None)
+        if step is None:
+            return None
+        last = [frame[frame["step"] == step] for frame in frames]
+        return int(step), {f["part"].iloc[0]: f["value"].iloc[0] for f in last if len(f)}
 
     def series(self, quantity: str, part: str | None = None) -> pd.Series | pd.DataFrame:
         return self.run.series(quantity, part).loc[: self.step]
@@ -221,8 +298,8 @@ def _run_of(source: Any) -> Any:
 
         return open_run(source)
     if hasattr(source, "scalars"):
-        if getattr(source, "status", "") == "running" and hasattr(source, "reload"):
-            source.reload()  # it keeps what it has read, and there may be more by now
+        if hasattr(source, "refresh"):
+            source.refresh()  # it keeps what it has read, and there may be more by now
         return source
     if callable(getattr(source, "run", None)):
         return source.run()

@@ -6,6 +6,7 @@ import difflib
 import importlib
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,10 +15,14 @@ import numpy as np
 import pandas as pd
 
 from cockpit.errors import InvalidArgument
+from cockpit.findings import Finding
 from cockpit.log import JsonFile, RunFile, Series, open_file, with_ending
 
 Numbers = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Ids of series, steps and values."""
+
+OVERLAP = 200
+"""Steps that `Run.refresh` reads anew: a value may be known some steps after its own."""
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
@@ -55,6 +60,7 @@ class Run:
         self.path = Path(path)
         self._kept: dict[Any, Any] = {}
         self._whole: JsonFile | None = None
+        self._progress: _Progress | None = None
         self.reload()
 
     def reload(self) -> None:
@@ -62,7 +68,28 @@ class Run:
         self.close()
         with self._open() as file:
             self._created = file.created
+            self._progress = _progress(file) if isinstance(file, RunFile) else None
             self._kept["meta"] = file.settings, file.status, [one.name for one in file.parameters]
+
+    def refresh(self) -> None:
+        """See what has been written since, and read no more than that: `reload` for a live view.
+
+        Of what was read already, the last `OVERLAP` steps are read anew. A number that was logged for
+        a step still further back is seen when the run is closed, or with `reload`.
+        """
+        if self._whole is not None:
+            return
+        with self._open() as file:
+            assert isinstance(file, RunFile)
+            before, self._progress = self._progress, _progress(file)
+            if self._progress == before and before.status != "running":
+                return
+            grown = before is not None and self._progress.follows(before)
+            self._kept = {
+                key: _continued(file, key[0], key[1], found)
+                for key, found in (self._kept.items() if grown else ())
+                if isinstance(key, tuple)  # all else is read as a whole
+            }
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -177,6 +204,57 @@ class Run:
             return next(iter(built.values())).rename(quantity)
         return pd.DataFrame(built, index=index)
 
+    def parts(self, quantity: str, kind: str = "scalar", *, details: bool = True) -> list[str]:
+        """Return which parts of a quantity there are; none of a quantity that there is not.
+
+        Args:
+            quantity: Its name.
+            kind: ``"scalar"`` for those that are numbers, ``"array"`` for those that are arrays.
+            details: Whether to name details, too.
+        """
+        own = [o for o in self._series().values() if o.quantity == quantity and o.kind == kind]
+        return list(dict.fromkeys(_part(one) for one in own if details or not one.detail))
+
+    def curve(self, quantity: str, part: str = "") -> tuple[np.ndarray, np.ndarray]:
+        """Return steps (int64) and values (float64) of one part of a quantity, which are all that is read.
+
+        Raises:
+            InvalidArgument: The run has no such quantity, or the quantity no such part.
+        """
+        chosen = [one for one in self._of(quantity, part) if one.kind == "scalar"]
+        found = [self._numbers(one)[1:] for one in chosen]
+        if len(found) == 1:
+            return found[0]
+        # Of two series with one name, say a quantity's and a metric's, the first one counts.
+        none = (np.zeros(0, np.int64), np.zeros(0))
+        steps, values = map(np.concatenate, zip(none, *found, strict=True))
+        steps, first = np.unique(steps, return_index=True)
+        return steps, values[first]
+
+    def newest(self, quantity: str) -> tuple[int, dict[str, np.ndarray]] | None:
+        """Return the last step that has arrays of a quantity, and these by their parts.
+
+        No other steps are read but a few at the end; `None` where there are no arrays.
+        """
+        own = [o for o in self._series().values() if (o.quantity, o.kind) == (quantity, "array")]
+
+        def read(file: RunFile | JsonFile) -> tuple[int, dict[str, np.ndarray]] | None:
+            _, first, last = file.extent()
+            reach = 1
+            while own and first is not None and last is not None:
+                start = None if last - reach < first else last - reach + 1
+                rows = [row for one in own for row in file.arrays(one.id, start=start)]
+                step = max((step for _, step, _ in rows), default=None)
+                if step is not None:
+                    found = [(_part(one), array) for one, at, array in rows if at == step]
+                    return step, dict(reversed(found))  # of two with one name the first one counts
+                if start is None:
+                    break
+                reach *= 8
+            return None
+
+        return self._read(f"newest {quantity}", read)
+
     def wide(self) -> pd.DataFrame:
         """Return all numbers in one frame: a row per step, a column per quantity and part."""
         ids, steps, values = self._scalars()
@@ -206,14 +284,59 @@ class Run:
 
         return self._read("events", frame)
 
-    def plot(self, **kwargs: Any) -> Any:
-        """Draw the run with ``CockpitPlotter().plot(run, show_plot=False, **kwargs)``."""
+    def finding_records(self) -> tuple[Finding, ...]:
+        """Return what was found to be wrong with the training, in the order in which it was found."""
+        return self._read("findings", lambda file: tuple(file.findings()))
+
+    def findings(self) -> pd.DataFrame:
+        """Return what was found to be wrong with the training, a row each.
+
+        The columns are those of `cockpit.findings.Finding`: ``code``, ``name``, ``severity``,
+        ``step``, ``title``, ``why``, ``action``, ``source``, ``subjects`` (tuples), ``evidence``
+        (dictionaries), ``confidence`` and ``instrument`` (``""`` for none).
+        """
+        found = self.finding_records()
+        texts = ("code", "name", "severity", "title", "why", "action", "source", "instrument")
+        dtypes = {"step": "int64", "confidence": "float64", **dict.fromkeys(texts, "str")}
+        return pd.DataFrame(
+            {
+                one.name: pd.Series(
+                    _objects(
+                        "" if (value := getattr(finding, one.name)) is None else value
+                        for finding in found
+                    ),
+                    dtype=dtypes.get(one.name, "object"),
+                )
+                for one in fields(Finding)
+            }
+        )
+
+    def plot(self, name: str | None = None, *, ax: Any = None, **kwargs: Any) -> Any:
+        """Draw all pictures of the run, or one: ``run.plot("alpha", ax=ax)``.
+
+        Args:
+            name: Name of the picture, such as ``"alpha"``, or of a quantity; all unless given.
+            ax: Axes of matplotlib to draw this one picture on; a figure of its own unless given.
+            kwargs: For `CockpitPlotter.plot`, without showing it in a window, or for
+                `CockpitPlotter.plot_panel`.
+
+        Returns:
+            The figure; the axes where `ax` is given.
+
+        Raises:
+            InvalidArgument: There is no such picture, or the run has no data for it.
+        """
         plotter = importlib.import_module("cockpit.plotter").CockpitPlotter()
-        return plotter.plot(self, show_plot=False, **kwargs)
+        if name is None and ax is None:
+            return plotter.plot(self, show_plot=False, **kwargs)
+        if name is None:
+            raise InvalidArgument('ax is for a single picture; name it: run.plot("alpha", ax=ax).')
+        axes = plotter.plot_panel(self, name, ax=ax, **kwargs)
+        return axes.figure if ax is None else axes
 
     def close(self) -> None:
         """Let go of what was read; the run can still be used, and is then read again."""
-        self._kept, self._whole = {}, None
+        self._kept, self._whole, self._progress = {}, None, None
 
     def __enter__(self) -> Run:
         return self
@@ -310,6 +433,38 @@ class Run:
                 "value": values,
             }
         )
+
+
+@dataclass(frozen=True)
+class _Progress:
+    """Which run a file has, who writes it, and how far it has come."""
+
+    status: str
+    writer: tuple[Any, ...]
+    counts: tuple[int, ...]
+
+    def follows(self, earlier: _Progress) -> bool:
+        """Whether values have been appended since and nothing else; not so when a run is continued."""
+        grown = all(now >= before for now, before in zip(self.counts, earlier.counts, strict=True))
+        return grown and (self.status, self.writer) == (earlier.status, earlier.writer)
+
+
+def _progress(file: RunFile) -> _Progress:
+    mark, (steps, _, last) = file.mark(), file.extent()
+    counts = (mark["events"], mark.get("findings", 0), steps, -1 if last is None else last)
+    return _Progress(file.status, (file.created, *file.process.values()), counts)
+
+
+def _continued(file: RunFile, kind: str, series: int, found: Any) -> Any:
+    """Return what was read of a series, with what has been written since."""
+    if kind == "scalars":
+        kept = max(len(found[1]) - OVERLAP, 0)
+        start = int(found[1][kept]) if kept else None
+        new = file.scalars(series, start=start)
+        return tuple(np.concatenate([a[:kept], b]) for a, b in zip(found, new, strict=True))
+    kept = max(len(found) - OVERLAP, 0)
+    start = found[kept][0] if kept else None
+    return found[:kept] + [(step, array) for _, step, array in file.arrays(series, start=start)]
 
 
 def _all_arrays(file: RunFile | JsonFile) -> list[tuple[int, int, np.ndarray]]:

@@ -11,9 +11,10 @@ instrument. Add your own with the `instrument` decorator and pass ``(*INSTRUMENT
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable
-from functools import partial
 
+from cockpit.errors import InvalidArgument
 from cockpit.instruments import (
     accuracy,
     activation_depth,
@@ -37,11 +38,13 @@ from cockpit.instruments import (
     early_stopping,
     grad_histogram,
     grad_histogram_2d,
+    grad_histogram_2d_layers,
     grad_histogram_history,
     grad_histogram_layers,
     grad_norm,
     grad_norm_layers,
     grad_tests,
+    grad_tests_bands,
     gradient_alignment,
     gradient_noise_scale,
     hess_max_ev,
@@ -66,6 +69,7 @@ from cockpit.instruments import (
     update_ratio,
     update_ratio_layers,
 )
+from cockpit.instruments.data import panel_data, thinned
 from cockpit.instruments.instrument import Instrument, Readable, instrument
 from cockpit.instruments.panel import (
     GROUPS,
@@ -99,8 +103,12 @@ __all__ = [
     "Readable",
     "Reference",
     "Scale",
+    "available",
     "instrument",
+    "panel_data",
+    "panel_of",
     "panels",
+    "thinned",
 ]
 
 INSTRUMENTS: tuple[Instrument, ...] = (
@@ -118,6 +126,7 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     grad_norm.panel,
     grad_norm_layers.panel,
     grad_tests.panel,
+    grad_tests_bands.panel,
     gradient_noise_scale.panel,
     cabs.panel,
     mean_gsnr.panel,
@@ -128,6 +137,7 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     grad_histogram_history.panel,
     grad_histogram_layers.panel,
     grad_histogram_2d.panel,
+    grad_histogram_2d_layers.panel,
     parameter_histogram_layers.panel,
     hess_max_ev.panel,
     hess_trace.panel,
@@ -160,6 +170,53 @@ WITHOUT_PICTURE = frozenset({"Parameters", "epoch_count"})
 """Quantities that are recorded to be read, not to be looked at."""
 
 
+def available(
+    run: Readable, instruments: Iterable[Instrument] = INSTRUMENTS
+) -> tuple[Instrument, ...]:
+    """Return the instruments that may have something to show of a run, without reading its values.
+
+    Each can be called by itself, so that a page reads no more than what it shows. Every recorded
+    quantity that none of them shows gets the default instrument, called ``"quantity:<quantity>"``.
+
+    Args:
+        run: The run.
+        instruments: Those to choose from.
+    """
+    instruments = tuple(instruments)
+    shown = WITHOUT_PICTURE.union(*(item.quantities for item in instruments))
+    others = (quantity for quantity in run.quantities if quantity not in shown)
+    return (*(item for item in instruments if item.fits(run)), *map(default.of, others))
+
+
+def panel_of(run: Readable, name: str, instruments: Iterable[Instrument] = INSTRUMENTS) -> Panel:
+    """Return one panel of a run.
+
+    Args:
+        run: The run.
+        name: Name of the instrument, such as ``"alpha"``, or of a quantity, of which it is the first
+            panel that there is.
+        instruments: Those to choose from.
+
+    Raises:
+        InvalidArgument: There is no such panel, or the run has no data for it.
+    """
+    instruments = tuple(instruments)
+    fitting = available(run, instruments)
+    chosen = [item for item in fitting if item.name == name]
+    for item in chosen or [item for item in fitting if name in item.quantities]:
+        panel = item(run)
+        if panel is not None:
+            return panel
+    if any(name == item.name or name in item.quantities for item in instruments):
+        raise InvalidArgument(f"the run has no data for a picture of {name!r}.")
+    known = [item.name for item in fitting]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise InvalidArgument(
+        f"there is no picture {name!r}; of this run there are: {', '.join(known) or 'none'}.{hint}"
+    )
+
+
 def panels(
     run: Readable,
     instruments: Iterable[Instrument] = INSTRUMENTS,
@@ -177,20 +234,14 @@ def panels(
     Returns:
         The panels; an empty list when nothing has been recorded.
     """
-    instruments = tuple(instruments)
-    shown = WITHOUT_PICTURE.union(*(item.quantities for item in instruments))
-    makers: list[tuple[str, Callable[[], Panel | None]]] = [
-        (", ".join(item.quantities), partial(item, run)) for item in instruments
-    ]
-    makers += [(q, partial(default.panel, run, q)) for q in run.quantities if q not in shown]
     found: list[Panel] = []
-    for name, make in makers:
+    for item in available(run, instruments):
         try:
-            panel = make()
+            panel = item(run)
         except Exception as error:
             if on_error is None:
                 raise
-            on_error(name, error)
+            on_error(", ".join(item.quantities), error)
         else:
             found += [panel] if panel is not None else []
     return sorted(found, key=lambda panel: GROUPS.index(panel.group))

@@ -10,7 +10,7 @@ from cockpit.instruments.reading import number
 __all__ = ["panel"]
 
 
-@instrument("train_accuracy", "valid_accuracy", "test_accuracy")
+@instrument("train_accuracy", "valid_accuracy", "test_accuracy", name="accuracy")
 def panel(run: Readable) -> Panel | None:
     """Return train, validation and test accuracy."""
     lines = set_lines(run, "accuracy")

@@ -11,7 +11,7 @@ from cockpit.instruments.reading import table
 __all__ = ["panel"]
 
 
-@instrument("ActivationStats")
+@instrument("ActivationStats", name="activation-depth")
 def panel(run: Readable) -> Panel | None:
     """Return standard deviation and mean over the depth, at the first and the last step."""
     std = table(run, "ActivationStats", "std")

@@ -9,7 +9,7 @@ from cockpit.instruments.reading import table
 __all__ = ["panel"]
 
 
-@instrument("ActivationStats")
+@instrument("ActivationStats", name="activation-outliers")
 def panel(run: Readable) -> Panel | None:
     """Return the kurtosis (not the excess, for the sake of the logarithm), module × step."""
     excess = table(run, "ActivationStats", "kurtosis")

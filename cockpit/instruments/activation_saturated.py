@@ -9,7 +9,7 @@ from cockpit.instruments.reading import table
 __all__ = ["panel"]
 
 
-@instrument("ActivationStats")
+@instrument("ActivationStats", name="activation-saturated")
 def panel(run: Readable) -> Panel | None:
     """Return the share as a heat map, module × step, of the modules with a bounded range."""
     shares = table(run, "ActivationStats", "saturated")

@@ -9,7 +9,7 @@ from cockpit.instruments.reading import table
 __all__ = ["panel"]
 
 
-@instrument("ActivationStats")
+@instrument("ActivationStats", name="activation-scale")
 def panel(run: Readable) -> Panel | None:
     """Return the standard deviation as a heat map, module × step."""
     std = table(run, "ActivationStats", "std")

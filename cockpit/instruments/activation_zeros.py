@@ -14,7 +14,7 @@ SOME = 0.01
 """Share up to which zeros are there by chance, as they may be in the output of any layer."""
 
 
-@instrument("ActivationStats")
+@instrument("ActivationStats", name="activation-zeros")
 def panel(run: Readable) -> Panel | None:
     """Return the share as a heat map, module × step, of the modules that ever return zeros."""
     shares = table(run, "ActivationStats", "zeros")

@@ -9,7 +9,7 @@ from cockpit.instruments.reading import scale_of, spread, table
 __all__ = ["panel"]
 
 
-@instrument("AdamStaleness")
+@instrument("AdamStaleness", name="adam-staleness")
 def panel(run: Readable) -> Panel | None:
     """Return the median and the range over the parameters, with what is usual and what is not."""
     stale = table(run, "AdamStaleness")

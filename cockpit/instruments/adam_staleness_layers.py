@@ -9,7 +9,7 @@ from cockpit.instruments.reading import table
 __all__ = ["panel"]
 
 
-@instrument("AdamStaleness")
+@instrument("AdamStaleness", name="adam-staleness-layers")
 def panel(run: Readable) -> Panel | None:
     """Return the staleness as a heat map, parameter × step; `None` for a single parameter."""
     stale = table(run, "AdamStaleness")

@@ -11,7 +11,7 @@ __all__ = ["MEANINGS", "panel"]
 MEANINGS = ((-1.0, "no move"), (0.0, "minimum"), (1.0, "mirror point"))
 
 
-@instrument("Alpha")
+@instrument("Alpha", name="alpha")
 def panel(run: Readable) -> Panel | None:
     """Return each step's length in units of the local parabola, with the moving median."""
     alpha = curve(run, "Alpha")

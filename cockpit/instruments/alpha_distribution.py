@@ -12,7 +12,7 @@ from cockpit.instruments.reading import curve, number, robust_range
 __all__ = ["panel", "recent_count"]
 
 
-@instrument("Alpha")
+@instrument("Alpha", name="alpha-distribution")
 def panel(run: Readable) -> Panel | None:
     """Return histograms of all and of the latest α; the outermost bins hold what lies beyond."""
     alpha = curve(run, "Alpha")

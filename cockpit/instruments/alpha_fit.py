@@ -12,7 +12,7 @@ from cockpit.instruments.reading import curve, robust_range
 __all__ = ["panel"]
 
 
-@instrument("Alpha")
+@instrument("Alpha", name="alpha-fit")
 def panel(run: Readable) -> Panel | None:
     """Return the valley y = α² with the steps on it.
 

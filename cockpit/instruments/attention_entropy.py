@@ -6,25 +6,27 @@ import numpy as np
 
 from cockpit.instruments.instrument import Readable, instrument
 from cockpit.instruments.panel import Heat, Panel
-from cockpit.instruments.reading import number
+from cockpit.instruments.reading import arrays, number
 
 __all__ = ["panel"]
 
 
-@instrument("AttentionStats")
+@instrument("AttentionStats", name="attention-entropy")
 def panel(run: Readable) -> Panel | None:
     """Return the entropy as a heat map, head × step."""
-    frame = run.arrays("AttentionStats")
-    frame = frame[frame["part"].str.startswith("entropy")]
-    if frame.empty:
+    parts = [p for p in run.parts("AttentionStats", "array") if p.startswith("entropy")]
+    found = {part: arrays(run, "AttentionStats", part) for part in parts}
+    steps = np.array(sorted(set().union(*found.values())), float)
+    if not len(steps):
         return None
-    modules = list(dict.fromkeys(frame["part"]))
-    heads = {m: max(np.size(v) for v in frame["value"][frame["part"] == m]) for m in modules}
-    steps, column = np.unique(frame["step"].to_numpy(float), return_inverse=True)
-    start = dict(zip(modules, np.cumsum([0, *heads.values()]).tolist(), strict=False))
+    heads = {part: max(map(np.size, of_part.values())) for part, of_part in found.items()}
     values = np.full((sum(heads.values()), len(steps)), np.nan)
-    for place, part, entropy in zip(column, frame["part"], frame["value"], strict=True):
-        values[start[part] : start[part] + np.size(entropy), place] = np.ravel(entropy)
+    start = dict(zip(heads, np.cumsum([0, *heads.values()]).tolist(), strict=False))
+    for part, of_part in found.items():
+        for place, entropy in zip(
+            np.searchsorted(steps, list(of_part)), of_part.values(), strict=True
+        ):
+            values[start[part] : start[part] + entropy.size, place] = entropy.ravel()
     names = [
         f"{module.removeprefix('entropy').lstrip('/')} {head}".lstrip()
         for module, count in heads.items()

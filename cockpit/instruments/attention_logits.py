@@ -11,7 +11,7 @@ __all__ = ["panel"]
 COLORS: tuple[Color, ...] = ("blue", "orange", "green", "vermillion")
 
 
-@instrument("AttentionStats")
+@instrument("AttentionStats", name="attention-logits")
 def panel(run: Readable) -> Panel | None:
     """Return a line per module, or where there are many the median and the range of all."""
     logits = table(run, "AttentionStats", "largest_logit")

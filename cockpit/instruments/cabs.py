@@ -9,7 +9,7 @@ from cockpit.instruments.reading import curve, latest, moving, trend
 __all__ = ["panel"]
 
 
-@instrument("CABS")
+@instrument("CABS", name="cabs")
 def panel(run: Readable) -> Panel | None:
     """Return the suggested batch size with its moving average."""
     size = curve(run, "CABS")

@@ -9,7 +9,7 @@ from cockpit.instruments.reading import curve, latest, scale_of, trend
 __all__ = ["panel"]
 
 
-@instrument("CriticalSharpness")
+@instrument("CriticalSharpness", name="critical-sharpness")
 def panel(run: Readable) -> Panel | None:
     """Return the sharpness, and 2/η with the learning rate of the step."""
     sharpness, bound = curve(run, "CriticalSharpness"), curve(run, "CriticalSharpness", "bound")

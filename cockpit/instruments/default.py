@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import re
+from functools import partial
+from typing import Literal
 
-import pandas as pd
+from cockpit.instruments.instrument import Instrument, Readable
+from cockpit.instruments.panel import Color, Group, Heat, Line, Mark, Panel
+from cockpit.instruments.reading import curve, joined, latest, scale_of, trend
 
-from cockpit.instruments.instrument import Readable
-from cockpit.instruments.panel import Array, Color, Group, Heat, Line, Mark, Panel
-from cockpit.instruments.reading import Curve, latest, scale_of, trend
-
-__all__ = ["panel"]
+__all__ = ["of", "panel"]
 
 COLORS: tuple[Color, ...] = ("blue", "orange", "green", "vermillion", "purple", "sky")
 
 HYPERPARAMETERS = re.compile(
     r"momentum|weight_decay|batch_size|learning_rate|dropout|(^|_)lr($|_)|beta"
 )
+
+
+def of(quantity: str) -> Instrument:
+    """Return the default instrument of a quantity, or of a metric that the user logged."""
+    return Instrument(partial(panel, quantity=quantity), (quantity,), f"quantity:{quantity}")
 
 
 def panel(run: Readable, quantity: str) -> Panel | None:
@@ -29,14 +34,10 @@ def panel(run: Readable, quantity: str) -> Panel | None:
     Returns:
         The panel, or `None` when the quantity has no scalars.
     """
-    if run.scalars(quantity).empty:
-        return None
-    read = run.series(quantity)
-    frame = (read.to_frame() if isinstance(read, pd.Series) else read).select_dtypes("number")
-    curves = {
-        str(part): Curve(_steps(column), column.to_numpy(float)) for part, column in frame.items()
-    }
-    if not curves or frame.empty:
+    parts = run.parts(quantity, details=False) or run.parts(quantity)
+    found = {part: curve(run, quantity, part) for part in parts}
+    curves = {part: data for part, data in found.items() if data is not None}
+    if not curves:
         return None
     if len(curves) == 1 or "" in curves:
         own = curves.get("") or next(iter(curves.values()))
@@ -46,19 +47,10 @@ def panel(run: Readable, quantity: str) -> Panel | None:
         lines = [mark for color, (part, data) in pairs for mark in trend(data, part, color)]
         return _lines(quantity, tuple(lines), "")
     how = "Each row is one value; rows that differ or change stand out."
-    values = frame.to_numpy(float).T
-    heat = Heat(
-        _steps(frame),
-        values,
-        "value",
-        names=tuple(curves),
-        scale="log" if scale_of(values) == "log" else "linear",
-    )
+    steps, values = joined([(data.steps, data.values) for data in curves.values()])
+    scale: Literal["log", "linear"] = "log" if scale_of(values) == "log" else "linear"
+    heat = Heat(steps, values, "value", names=tuple(curves), scale=scale)
     return Panel(_title(quantity), _group(quantity), how, (heat,))
-
-
-def _steps(frame: pd.Series | pd.DataFrame) -> Array:
-    return frame.index.to_numpy(float)
 
 
 def _lines(quantity: str, marks: tuple[Mark, ...], headline: str) -> Panel:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from cockpit.instruments.curvature import descent_bound
 from cockpit.instruments.instrument import Readable, instrument
 from cockpit.instruments.panel import Line, Mark, Panel
-from cockpit.instruments.reading import curve, latest, scale_of, stability_bound, trend
+from cockpit.instruments.reading import curve, latest, scale_of, trend
 
 __all__ = ["panel"]
 
 
-@instrument("DirectionalCurvature")
+@instrument("DirectionalCurvature", name="directional-curvature")
 def panel(run: Readable) -> Panel | None:
-    """Return both curvatures, and the bound 2/η where the learning rate was logged."""
+    """Return both curvatures, and the bound 2/η where it holds."""
     gradient = curve(run, "DirectionalCurvature", "gradient")
     update = curve(run, "DirectionalCurvature", "update")
     if gradient is None:
@@ -19,7 +20,7 @@ def panel(run: Readable) -> Panel | None:
     marks: list[Mark] = [*trend(gradient, "along the gradient", "purple")]
     if update is not None:
         marks += trend(update, "along the update", "orange")
-    marks += stability_bound(run, gradient.steps)
+    marks += descent_bound(run, gradient.steps)
     return Panel(
         title="Directional curvature",
         group="CURVATURE",

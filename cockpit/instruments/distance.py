@@ -9,7 +9,7 @@ from cockpit.instruments.reading import latest, table, trend
 __all__ = ["panel"]
 
 
-@instrument("Distance", "UpdateSize")
+@instrument("Distance", "UpdateSize", name="distance")
 def panel(run: Readable) -> Panel | None:
     """Return distance and update size of all parameters together, on one axis."""
     distance, update = table(run, "Distance"), table(run, "UpdateSize")

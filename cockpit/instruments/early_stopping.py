@@ -14,7 +14,7 @@ FAR = -20.0
 """From here on, a linear axis would no longer show where 0 is crossed."""
 
 
-@instrument("EarlyStopping")
+@instrument("EarlyStopping", name="early-stopping")
 def panel(run: Readable) -> Panel | None:
     """Return the criterion with its moving average; above the line it says to stop."""
     evidence = curve(run, "EarlyStopping")

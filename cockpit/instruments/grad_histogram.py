@@ -8,12 +8,12 @@ import numpy as np
 
 from cockpit.instruments.instrument import Readable, instrument
 from cockpit.instruments.panel import Array, Bars, Panel
-from cockpit.instruments.reading import curve, number
+from cockpit.instruments.reading import arrays, curve, number
 
 __all__ = ["Histograms", "histograms", "occupied", "panel"]
 
 
-@instrument("GradHist1d")
+@instrument("GradHist1d", name="grad-histogram")
 def panel(run: Readable) -> Panel | None:
     """Return the latest histogram as bars; the first one as an outline, if it has the same bins."""
     seen = histograms(run)
@@ -50,15 +50,7 @@ class Histograms:
 
 def histograms(run: Readable) -> Histograms | None:
     """Return the total histograms of the run, those with counts and edges that fit."""
-    if "GradHist1d" not in run.quantities:
-        return None
-    by_step: dict[str, dict[int, Array]] = {}
-    everything = run.arrays("GradHist1d")
-    for part in ("hist", "edges"):
-        frame = everything[everything["part"] == part]
-        values = (np.asarray(value, float) for value in frame["value"])
-        by_step[part] = dict(zip(frame["step"].astype(int), values, strict=True))
-    hist, edges = by_step["hist"], by_step["edges"]
+    hist, edges = (arrays(run, "GradHist1d", part) for part in ("hist", "edges"))
     steps = sorted(s for s in hist if s in edges and len(hist[s]) + 1 == len(edges[s]))
     if not steps:
         return None

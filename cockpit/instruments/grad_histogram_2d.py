@@ -15,7 +15,7 @@ STRIP, GAP = 0.22, 0.03
 """Height of the marginals, and their distance from the histogram, relative to its size."""
 
 
-@instrument("GradHist2d")
+@instrument("GradHist2d", name="grad-histogram-2d")
 def panel(run: Readable) -> Panel | None:
     """Return the histogram as a heat map, with the marginals above and on its right.
 

@@ -13,7 +13,7 @@ __all__ = ["panel"]
 ROWS = 120
 
 
-@instrument("GradHist1d")
+@instrument("GradHist1d", name="grad-histogram-history")
 def panel(run: Readable) -> Panel | None:
     """Return all histograms as a heat map, value × step, on one grid even if the range changed."""
     seen = histograms(run)

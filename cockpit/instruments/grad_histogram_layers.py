@@ -11,7 +11,7 @@ from cockpit.instruments.reading import newest
 __all__ = ["by_parameter", "filled", "panel"]
 
 
-@instrument("GradHist1d")
+@instrument("GradHist1d", name="grad-histogram-layers")
 def panel(run: Readable) -> Panel | None:
     """Return the histograms as a heat map, parameter × value; `None` for a single parameter."""
     found = newest(run, "GradHist1d")

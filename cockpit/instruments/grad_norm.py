@@ -9,7 +9,7 @@ from cockpit.instruments.reading import latest, table, trend
 __all__ = ["panel"]
 
 
-@instrument("GradNorm")
+@instrument("GradNorm", name="grad-norm")
 def panel(run: Readable) -> Panel | None:
     """Return the norm of the gradient of all parameters together."""
     norms = table(run, "GradNorm")

@@ -9,7 +9,7 @@ from cockpit.instruments.reading import table
 __all__ = ["panel"]
 
 
-@instrument("GradNorm")
+@instrument("GradNorm", name="grad-norm-layers")
 def panel(run: Readable) -> Panel | None:
     """Return the gradient norm as a heat map, parameter × step; `None` for a single parameter."""
     norms = table(run, "GradNorm")

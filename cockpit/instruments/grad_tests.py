@@ -15,7 +15,7 @@ TESTS: tuple[tuple[str, str, Color], ...] = (
 )
 
 
-@instrument("InnerTest", "OrthoTest", "NormTest")
+@instrument("InnerTest", "OrthoTest", "NormTest", name="grad-tests")
 def panel(run: Readable) -> Panel | None:
     """Return inner product test, orthogonality test and their hypotenuse, the norm test."""
     marks: list[Mark] = [Reference(1.0, "noise = signal")]

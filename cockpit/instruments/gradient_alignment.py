@@ -9,7 +9,7 @@ from cockpit.instruments.reading import curve, latest, moving, trend
 __all__ = ["panel"]
 
 
-@instrument("GradientAlignment")
+@instrument("GradientAlignment", name="gradient-alignment")
 def panel(run: Readable) -> Panel | None:
     """Return the mean cosine between gradients of two samples, and the share of negative ones."""
     cosine = curve(run, "GradientAlignment", "mean_cosine")

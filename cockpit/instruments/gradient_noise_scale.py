@@ -14,7 +14,7 @@ SHARE = 0.1
 """Share of the steps that the moving averages are over; both estimates are very noisy."""
 
 
-@instrument("GradientNoiseScale")
+@instrument("GradientNoiseScale", name="gradient-noise-scale")
 def panel(run: Readable) -> Panel | None:
     """Return the ratio of the moving averages of trace and squared norm, and the raw ratio.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from cockpit.instruments.curvature import matrix_of
 from cockpit.instruments.instrument import Readable, instrument
 from cockpit.instruments.panel import Panel
 from cockpit.instruments.reading import Curve, latest, moving, scale_of, table, trend
@@ -11,7 +12,7 @@ from cockpit.instruments.reading import Curve, latest, moving, scale_of, table, 
 __all__ = ["panel"]
 
 
-@instrument("HessTrace")
+@instrument("HessTrace", name="hess-trace")
 def panel(run: Readable) -> Panel | None:
     """Return the sum of the traces with its moving average."""
     traces = table(run, "HessTrace")
@@ -19,7 +20,7 @@ def panel(run: Readable) -> Panel | None:
         return None
     total = Curve(traces.steps, _sum(traces.values))
     return Panel(
-        title="Trace of the curvature",
+        title=f"Trace of the {matrix_of(run, 'HessTrace')}",
         group="CURVATURE",
         how_to_read="The mean curvature times the number of weights; it falls where the loss is "
         "getting flatter.",

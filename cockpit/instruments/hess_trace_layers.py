@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from cockpit.instruments.curvature import matrix_of
 from cockpit.instruments.instrument import Readable, instrument
 from cockpit.instruments.panel import Heat, Panel
 from cockpit.instruments.reading import table
@@ -11,7 +12,7 @@ from cockpit.instruments.reading import table
 __all__ = ["panel"]
 
 
-@instrument("HessTrace")
+@instrument("HessTrace", name="hess-trace-layers")
 def panel(run: Readable) -> Panel | None:
     """Return the traces as a heat map, parameter × step; `None` for a single parameter."""
     traces = table(run, "HessTrace")
@@ -27,7 +28,7 @@ def panel(run: Readable) -> Panel | None:
             Heat(
                 traces.steps,
                 traces.values,
-                "trace",
+                f"trace of the {matrix_of(run, 'HessTrace')}",
                 names=traces.names,
                 scale="linear" if negative else "log",
             ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from cockpit.instruments.curvature import matrix_of
 from cockpit.instruments.instrument import Readable, instrument
 from cockpit.instruments.panel import Array, Line, Mark, Panel, Reference
 from cockpit.instruments.reading import number, stacked
@@ -14,7 +15,7 @@ FLOOR = 1e-5
 """Share of the largest density below which there is nothing but the tails of the smearing."""
 
 
-@instrument("HessianSpectrum")
+@instrument("HessianSpectrum", name="hessian-spectrum")
 def panel(run: Readable) -> Panel | None:
     """Return the density at the last step, and that at the first one behind it."""
     eigenvalues, density = (stacked(run, "HessianSpectrum", p) for p in ("eigenvalues", "density"))
@@ -27,7 +28,7 @@ def panel(run: Readable) -> Panel | None:
     marks.append(_line(grids[-1], heights[-1], f"step {steps[-1]:.0f}"))
     ends = grids[-1][np.isfinite(grids[-1])]
     return Panel(
-        title="Eigenvalues of the curvature",
+        title=f"Eigenvalues of the {matrix_of(run, 'HessianSpectrum')}",
         group="CURVATURE",
         how_to_read="A bulk at zero and few outliers far right are usual; a long negative tail: far "
         "from a minimum.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from cockpit.instruments.curvature import matrix_of
 from cockpit.instruments.hessian_spectrum import FLOOR
 from cockpit.instruments.instrument import Readable, instrument
 from cockpit.instruments.panel import Heat, Panel
@@ -14,7 +15,7 @@ __all__ = ["panel"]
 ROWS = 120
 
 
-@instrument("HessianSpectrum")
+@instrument("HessianSpectrum", name="hessian-spectrum-history")
 def panel(run: Readable) -> Panel | None:
     """Return all densities as a heat map, eigenvalue × step, on one grid; `None` for a single step."""
     eigenvalues, density = (stacked(run, "HessianSpectrum", p) for p in ("eigenvalues", "density"))
@@ -35,7 +36,7 @@ def panel(run: Readable) -> Panel | None:
         how_to_read="Bands that leave the bulk are directions that get sharper; the topmost limits the "
         "learning rate.",
         marks=(Heat(steps, np.where(seen, values, np.nan), "density", edges=edges, scale="log"),),
-        y_label="eigenvalue",
+        y_label=f"eigenvalue of the {matrix_of(run, 'HessianSpectrum')}",
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
@@ -22,6 +22,10 @@ class Readable(Protocol):
         """Names of the parameters in model order."""
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """What was stored about the run when it began."""
+
+    @property
     def steps(self) -> np.ndarray:
         """The tracked steps."""
 
@@ -32,6 +36,18 @@ class Readable(Protocol):
     def scalars(self, quantity: str | None = None) -> pd.DataFrame:
         """Return a frame of step, quantity, part, value."""
 
+    def events(self) -> pd.DataFrame:
+        """Return a frame of step, time, kind, subject, message."""
+
+    def parts(self, quantity: str, kind: str = "scalar", *, details: bool = True) -> list[str]:
+        """Return which parts of a quantity are numbers, or arrays."""
+
+    def curve(self, quantity: str, part: str = "") -> tuple[np.ndarray, np.ndarray]:
+        """Return steps and values of one part of a quantity."""
+
+    def newest(self, quantity: str) -> tuple[int, dict[str, np.ndarray]] | None:
+        """Return the last step that has arrays of a quantity, and these by their parts."""
+
     def series(self, quantity: str, part: str | None = None) -> pd.Series | pd.DataFrame:
         """Return the values of one quantity by step, a column per part where it has several."""
 
@@ -41,17 +57,35 @@ class Readable(Protocol):
 
 @dataclass(frozen=True)
 class Instrument:
-    """A function `(run) -> Panel | None` and what it shows: it needs one of these quantities."""
+    """A function `(run) -> Panel | None` and what it shows: it needs one of these quantities.
+
+    Args:
+        read: The function.
+        quantities: What it shows.
+        name: What it is called in addresses and findings, such as ``"alpha"``; it never changes.
+    """
 
     read: Callable[[Readable], Panel | None]
     quantities: tuple[str, ...]
+    name: str = ""
 
     def __call__(self, run: Readable) -> Panel | None:
         """Return the panel, or `None` when the run has nothing to show on it."""
-        recorded = set(run.quantities)
-        return self.read(run) if recorded.intersection(self.quantities) else None
+        panel = self.read(run) if self.fits(run) else None
+        return panel and replace(panel, name=self.name, quantities=self.quantities)
+
+    def fits(self, run: Readable) -> bool:
+        """Return whether the run has one of the quantities."""
+        return not set(self.quantities).isdisjoint(run.quantities)
 
 
-def instrument(*quantities: str) -> Callable[[Callable[[Readable], Panel | None]], Instrument]:
-    """Make an instrument of a function; `quantities` are what it shows."""
-    return lambda read: Instrument(read, quantities)
+def instrument(
+    *quantities: str, name: str = ""
+) -> Callable[[Callable[[Readable], Panel | None]], Instrument]:
+    """Make an instrument of a function.
+
+    Args:
+        quantities: What it shows.
+        name: What it is called in addresses; the function's name unless told otherwise.
+    """
+    return lambda read: Instrument(read, quantities, name or read.__name__.replace("_", "-"))

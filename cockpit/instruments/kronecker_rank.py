@@ -9,7 +9,7 @@ from cockpit.instruments.reading import table
 __all__ = ["panel"]
 
 
-@instrument("KroneckerSpectrum")
+@instrument("KroneckerSpectrum", name="kronecker-rank")
 def panel(run: Readable) -> Panel | None:
     """Return the ranks as a heat map, parameter × step."""
     rank = table(run, "KroneckerSpectrum", "effective_rank")

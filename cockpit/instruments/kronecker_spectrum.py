@@ -9,7 +9,7 @@ from cockpit.instruments.reading import table
 __all__ = ["panel"]
 
 
-@instrument("KroneckerSpectrum")
+@instrument("KroneckerSpectrum", name="kronecker-spectrum")
 def panel(run: Readable) -> Panel | None:
     """Return the eigenvalues as a heat map, parameter × step."""
     largest = table(run, "KroneckerSpectrum", "largest")

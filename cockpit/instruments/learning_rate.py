@@ -9,7 +9,7 @@ from cockpit.instruments.reading import curve, latest
 __all__ = ["panel"]
 
 
-@instrument("learning_rate")
+@instrument("learning_rate", name="learning-rate")
 def panel(run: Readable) -> Panel | None:
     """Return the learning rate over the steps."""
     rate = curve(run, "learning_rate")

@@ -15,7 +15,7 @@ SETS: tuple[tuple[str, Color], ...] = (
 )
 
 
-@instrument("Loss", "train_loss", "valid_loss", "test_loss")
+@instrument("Loss", "train_loss", "valid_loss", "test_loss", name="loss")
 def panel(run: Readable) -> Panel | None:
     """Return the mini-batch loss with its moving average, and train, validation and test loss."""
     batches = curve(run, "Loss")

@@ -11,7 +11,7 @@ from cockpit.instruments.reading import number, table
 __all__ = ["panel"]
 
 
-@instrument("LostUpdates")
+@instrument("LostUpdates", name="lost-updates")
 def panel(run: Readable) -> Panel | None:
     """Return the share as a heat map, parameter × step."""
     shares = table(run, "LostUpdates")

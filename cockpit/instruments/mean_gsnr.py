@@ -9,7 +9,7 @@ from cockpit.instruments.reading import curve, latest, moving, trend
 __all__ = ["panel"]
 
 
-@instrument("MeanGSNR")
+@instrument("MeanGSNR", name="mean-gsnr")
 def panel(run: Readable) -> Panel | None:
     """Return the ratio, averaged over all elements, with its moving average."""
     ratio = curve(run, "MeanGSNR")

@@ -17,7 +17,7 @@ KINDS: tuple[tuple[str, Color], ...] = (
 )
 
 
-@instrument("NonFinite")
+@instrument("NonFinite", name="non-finite")
 def panel(run: Readable) -> Panel | None:
     """Return how many modules, gradients and samples have a value that is not finite."""
     found = [(kind, color, curve(run, "NonFinite", kind)) for kind, color in KINDS]

@@ -96,8 +96,9 @@ class Bars:
 class Heat:
     """A heat map: `values` `[rows, n]` over x `[n]`, a row per name or interval of `edges`.
 
-    Named rows are listed from top to bottom; the intervals of `edges` `[rows + 1]` lie on a y axis
-    as usual. `label` says what the colour means. Colours span `limits`, or the values without them.
+    Named rows are listed from top to bottom, one with an empty name is without words; the intervals
+    of `edges` `[rows + 1]` lie on a y axis as usual. `label` says what the colour means. Colours span
+    `limits`, or the values without them.
     """
 
     x: Array
@@ -138,6 +139,9 @@ class Panel:
         x_range: Part of the x axis to show; everything by default.
         y_range: Part of the y axis to show; what lies beyond is marked at the edge.
         headline: The number to take home, such as the latest value.
+        name: What the picture is called in addresses and findings, such as ``"alpha"``; it never
+            changes. That of its instrument, which sets it.
+        quantities: What is shown; its instrument sets it, too.
     """
 
     title: str
@@ -151,6 +155,8 @@ class Panel:
     x_range: tuple[float, float] | None = None
     y_range: tuple[float, float] | None = None
     headline: str = ""
+    name: str = ""
+    quantities: tuple[str, ...] = ()
 
     @property
     def over_steps(self) -> bool:

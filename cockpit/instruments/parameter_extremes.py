@@ -11,7 +11,7 @@ from cockpit.instruments.reading import table
 __all__ = ["panel"]
 
 
-@instrument("ParameterStats")
+@instrument("ParameterStats", name="parameter-extremes")
 def panel(run: Readable) -> Panel | None:
     """Return the largest magnitude in standard deviations as a heat map, parameter × step."""
     low, high = table(run, "ParameterStats", "min"), table(run, "ParameterStats", "max")

@@ -10,7 +10,7 @@ from cockpit.instruments.reading import newest
 __all__ = ["panel"]
 
 
-@instrument("GradHist2d")
+@instrument("GradHist2d", name="parameter-histogram-layers")
 def panel(run: Readable) -> Panel | None:
     """Return the marginals of the joint histograms as a heat map, parameter × value.
 

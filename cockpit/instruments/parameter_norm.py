@@ -9,7 +9,7 @@ from cockpit.instruments.reading import table
 __all__ = ["panel"]
 
 
-@instrument("ParameterStats")
+@instrument("ParameterStats", name="parameter-norm")
 def panel(run: Readable) -> Panel | None:
     """Return the norms as a heat map, parameter × step."""
     norms = table(run, "ParameterStats", "norm")

@@ -14,7 +14,7 @@ OUTLIER = 3.5
 """The robust z-score above which a sample is an outlier (Iglewicz & Hoaglin, 1993)."""
 
 
-@instrument("PerSampleOutliers")
+@instrument("PerSampleOutliers", name="per-sample-outliers")
 def panel(run: Readable) -> Panel | None:
     """Return the largest score of every mini-batch, and the scores of the other samples named."""
     seen = stacked(run, "PerSampleOutliers", "scores")

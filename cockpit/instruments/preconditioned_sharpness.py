@@ -9,7 +9,7 @@ from cockpit.instruments.reading import curve, latest, scale_of, trend, unconver
 __all__ = ["panel"]
 
 
-@instrument("PreconditionedSharpness")
+@instrument("PreconditionedSharpness", name="preconditioned-sharpness")
 def panel(run: Readable) -> Panel | None:
     """Return the sharpness, and the bound of the optimizer."""
     sharpness = curve(run, "PreconditionedSharpness", "sharpness")

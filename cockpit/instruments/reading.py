@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +14,10 @@ from cockpit.instruments.panel import Array, Band, Color, Line, Mark, Points, Sc
 __all__ = [
     "Curve",
     "Table",
+    "arrays",
     "before",
     "curve",
+    "joined",
     "latest",
     "moving",
     "newest",
@@ -22,7 +25,6 @@ __all__ = [
     "robust_range",
     "scale_of",
     "spread",
-    "stability_bound",
     "stacked",
     "table",
     "trend",
@@ -54,14 +56,11 @@ class Table:
 
 
 def curve(run: Readable, quantity: str, part: str = "") -> Curve | None:
-    """Return one part of a quantity over the steps; of two with one name, the first."""
-    if quantity not in run.quantities:
+    """Return one part of a quantity over the steps; `None` without values."""
+    if part not in run.parts(quantity):
         return None
-    frame = run.scalars(quantity)
-    frame = _tidy(frame[frame["part"] == part])
-    if frame.empty:
-        return None
-    return Curve(frame["step"].to_numpy(float), frame["value"].to_numpy(float))
+    steps, values = run.curve(quantity, part)
+    return Curve(steps.astype(float), values) if len(steps) else None
 
 
 def table(run: Readable, quantity: str, key: str = "") -> Table | None:
@@ -76,55 +75,66 @@ def table(run: Readable, quantity: str, key: str = "") -> Table | None:
     Returns:
         The table, or `None` when there are no such values.
     """
-    if quantity not in run.quantities:
-        return None
-    frame = run.scalars(quantity)
+    known = {name: place for place, name in enumerate(run.parameters)}
+    parts = run.parts(quantity)
     if key:
-        frame = frame[(frame["part"] == key) | frame["part"].str.startswith(f"{key}/")]
-        frame = frame.assign(part=frame["part"].str.slice(len(key) + 1))
+        own = {p[len(key) + 1 :]: p for p in parts if p == key or p.startswith(f"{key}/")}
     else:
-        frame = frame[frame["part"].isin(run.parameters)]
-    frame = _tidy(frame)
-    if frame.empty:
+        own = {part: part for part in parts if part in known}
+    names = sorted(own, key=known.__getitem__) if own.keys() <= known.keys() else list(own)
+    columns = {name: run.curve(quantity, own[name]) for name in names}
+    columns = {name: column for name, column in columns.items() if len(column[0])}
+    if not columns:
         return None
-    recorded = list(dict.fromkeys(frame["part"]))
-    known = set(run.parameters)
-    if known.issuperset(recorded):
-        recorded = [name for name in run.parameters if name in set(recorded)]
-    steps, column = np.unique(frame["step"].to_numpy(float), return_inverse=True)
-    values = np.full((len(recorded), len(steps)), np.nan)
-    numbers = frame["value"].to_numpy(float)
-    values[frame["part"].map({name: i for i, name in enumerate(recorded)}), column] = numbers
+    steps, values = joined(list(columns.values()))
+    squares = np.zeros(len(steps))
     with np.errstate(over="ignore"):
-        total = np.sqrt(np.bincount(column, weights=numbers**2, minlength=len(steps)))
-    names = tuple(name or WHOLE for name in recorded)
-    return Table(names, steps, values, Curve(steps, total))
+        for own_steps, numbers in columns.values():  # what is NaN counts, what is missing does not
+            squares[np.searchsorted(steps, own_steps)] += numbers**2
+    names = [name or WHOLE for name in columns]
+    return Table(tuple(names), steps, values, Curve(steps, np.sqrt(squares)))
+
+
+def joined(columns: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[Array, Array]:
+    """Return all steps `[n]` of pairs of steps and values, and each pair's values `[pairs, n]`."""
+    first = columns[0][0]
+    if all(np.array_equal(own, first) for own, _ in columns):
+        return first.astype(float), np.stack([values for _, values in columns])
+    steps = np.unique(np.concatenate([own for own, _ in columns]))
+    rows = np.full((len(columns), len(steps)), np.nan)
+    for row, (own, values) in zip(rows, columns, strict=True):
+        row[np.searchsorted(steps, own)] = values
+    return steps.astype(float), rows
 
 
 def stacked(run: Readable, quantity: str, part: str) -> tuple[Array, Array] | None:
     """Return the steps `[n]` and, as rows, the arrays `[n, k]` of one part; short ones with NaN."""
-    if quantity not in run.quantities:
+    found = arrays(run, quantity, part)
+    if not found:
         return None
-    frame = run.arrays(quantity)
-    frame = _tidy(frame[frame["part"] == part])
-    if frame.empty:
-        return None
-    arrays = [np.asarray(value, float).ravel() for value in frame["value"]]
-    rows = np.full((len(arrays), max(len(array) for array in arrays)), np.nan)
-    for row, array in zip(rows, arrays, strict=True):
-        row[: len(array)] = array
-    return frame["step"].to_numpy(float), rows
+    rows = np.full((len(found), max(array.size for array in found.values())), np.nan)
+    for row, array in zip(rows, found.values(), strict=True):
+        row[: array.size] = array.ravel()
+    return np.array(list(found), float), rows
+
+
+def arrays(run: Readable, quantity: str, part: str) -> dict[int, Array]:
+    """Return the arrays of one part by step, ascending; of two of one step, the first."""
+    if part not in run.parts(quantity, "array"):
+        return {}
+    frame = run.arrays(quantity, part)
+    found: dict[int, Array] = {}
+    for step, value in zip(frame["step"].tolist(), frame["value"], strict=True):
+        found.setdefault(step, np.asarray(value, float))
+    return found
 
 
 def newest(run: Readable, quantity: str) -> tuple[int, dict[str, Array]] | None:
     """Return the last step that has arrays of a quantity, and these by their parts."""
-    frame = run.arrays(quantity) if quantity in run.quantities else None
-    if frame is None or frame.empty:
+    found = run.newest(quantity)
+    if found is None:
         return None
-    step = int(frame["step"].max())
-    frame = _tidy(frame[frame["step"] == step])
-    values = [np.asarray(value, float) for value in frame["value"]]
-    return step, dict(zip(frame["part"], values, strict=True))
+    return found[0], {part: np.asarray(array, float) for part, array in found[1].items()}
 
 
 def before(data: Curve, steps: Array) -> Array:
@@ -157,7 +167,7 @@ def trend(
 def spread(data: Table, color: Color = "blue", label: str = "all parameters") -> tuple[Mark, ...]:
     """Return the median over all rows as a line, and the range of all of them as a band."""
     finite = np.where(np.isfinite(data.values), data.values, np.nan)
-    middle = pd.DataFrame(finite).median().to_numpy(float)
+    middle = _median(finite)
     if len(data.names) == 1:
         return trend(Curve(data.steps, middle), data.names[0], color)
     low, high = np.fmin.reduce(finite), np.fmax.reduce(finite)
@@ -165,16 +175,6 @@ def spread(data: Table, color: Color = "blue", label: str = "all parameters") ->
         Band(data.steps, low, high, label, color),
         *trend(Curve(data.steps, middle), "their median", color),
     )
-
-
-def stability_bound(run: Readable, steps: Array) -> tuple[Line, ...]:
-    """Return 2/η, where plain gradient descent becomes unstable, if the learning rate was logged."""
-    rate = curve(run, "learning_rate")
-    if rate is None:
-        return ()
-    eta = before(rate, steps)
-    bound = np.divide(2.0, eta, out=np.full_like(eta, np.nan), where=eta > 0)
-    return (Line(steps, bound, "2/η", "neutral", "dashed"),)
 
 
 def unconverged(run: Readable, quantity: str, data: Curve) -> tuple[Points, ...]:
@@ -227,5 +227,13 @@ def number(value: float) -> str:
     return f"{value:.{digits}f}".replace("-", "−")
 
 
-def _tidy(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame.drop_duplicates(["step", "part"], keep="first").sort_values("step", kind="stable")
+def _median(values: Array) -> Array:
+    """Return the median of the numbers in each column of `[n, m]`, NaN where there are none; `[m]`."""
+    ordered = np.sort(values.T, axis=1)  # NaN comes last
+    count = (~np.isnan(ordered)).sum(1)
+    column = np.arange(len(ordered))
+    low, high = (
+        ordered[column, np.maximum(count - 1, 0) // 2],
+        ordered[column, count // 2 * (count > 0)],
+    )
+    return (low + high) / 2

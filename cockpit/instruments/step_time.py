@@ -11,7 +11,7 @@ from cockpit.instruments.reading import Curve, curve, number, trend
 __all__ = ["panel"]
 
 
-@instrument("Time")
+@instrument("Time", name="step-time")
 def panel(run: Readable) -> Panel | None:
     """Return the wall-clock time per step between tracked steps."""
     time = curve(run, "Time")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cockpit.instruments.curvature import matrix_of
 from cockpit.instruments.instrument import Readable, instrument
 from cockpit.instruments.panel import Color, Line, Mark, Panel
 from cockpit.instruments.reading import curve, latest, moving, scale_of, trend
@@ -14,14 +15,15 @@ KINDS: tuple[tuple[str, str, Color], ...] = (
 )
 
 
-@instrument("TICDiag", "TICTrace")
+@instrument("TICDiag", "TICTrace", name="tic")
 def panel(run: Readable) -> Panel | None:
     """Return the criterion by the diagonal and by the traces, with their moving averages."""
     marks: list[Mark] = []
     headline = ""
-    for quantity, label, color in KINDS:
+    for quantity, word, color in KINDS:
         criterion = curve(run, quantity)
         if criterion is not None:
+            label = f"{word} of the {matrix_of(run, quantity)}"
             marks += trend(criterion, label, color)
             headline = headline or latest(moving(criterion.values))
     if not marks:

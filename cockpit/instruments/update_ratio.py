@@ -9,7 +9,7 @@ from cockpit.instruments.reading import spread, table
 __all__ = ["panel"]
 
 
-@instrument("UpdateRatio")
+@instrument("UpdateRatio", name="update-ratio")
 def panel(run: Readable) -> Panel | None:
     """Return the median and the range of the ratio over the parameters, and the rule of thumb."""
     ratios = table(run, "UpdateRatio")

@@ -9,7 +9,7 @@ from cockpit.instruments.reading import table
 __all__ = ["panel"]
 
 
-@instrument("UpdateRatio")
+@instrument("UpdateRatio", name="update-ratio-layers")
 def panel(run: Readable) -> Panel | None:
     """Return the ratio as a heat map, parameter × step; `None` for a single parameter."""
     ratios = table(run, "UpdateRatio")

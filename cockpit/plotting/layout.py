@@ -9,6 +9,7 @@ from itertools import groupby, pairwise
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyBboxPatch
@@ -17,7 +18,7 @@ from cockpit.instruments.panel import Group, Panel
 from cockpit.plotting.letters import shorten, width_of
 from cockpit.plotting.marks import Pen
 from cockpit.plotting.matplotlib import caption, caption_height, draw_body, pen_for
-from cockpit.plotting.scales import set_steps, step_range
+from cockpit.plotting.scales import set_steps, set_ticks, step_range
 from cockpit.plotting.theme import Theme, theme_of
 
 __all__ = ["Section", "arrange", "draw_figure", "figure_size"]
@@ -30,6 +31,12 @@ BREAK = 0.03
 
 BODY = 0.4
 """Share of a card's height that is kept for the picture itself, whatever is written above it."""
+
+READABLE = 7.5
+"""Points of the small letters where there is room for them, however small the figure is."""
+
+HINTED = 1.1
+"""By how much a word may be wider than measured: small letters are rounded to pixels."""
 
 WIDTH, HEIGHT, COLUMNS = 16.0, 9.0, 5
 """Size in inches of a figure of few panels; with more of them, it has so many columns and is taller."""
@@ -118,8 +125,9 @@ def draw_figure(
             draw_body(cell.panel, cell.axes, pen_for(cell.axes, theme, log_steps, letters))
     everything = [cell for row in cells for cell in row]
     _share_steps(everything, theme, log_steps, letters)
+    renderer = RendererAgg(width * figure.dpi, height * figure.dpi, figure.dpi)  # to measure words
     for row in cells:
-        _fit(row, theme, log_steps, letters)
+        _fit(row, theme, log_steps, letters, renderer)
     _share_steps(everything, theme, log_steps, letters)  # as many ticks as now have room
     return figure
 
@@ -164,7 +172,7 @@ def _strain(rows: list[Row], width: float, height: float) -> float:
 
 def _letters(rows: list[Row], width: float, height: float) -> float:
     """Return the size of the small letters in points that suits cards and figure."""
-    size = 0.8 * math.sqrt(width * height)
+    size = max(0.8 * math.sqrt(width * height), READABLE)
     for row in rows:
         count = sum(len(section.panels) for section in row)
         size = min(size, 2.6 * math.sqrt(width / count * height / len(rows)))
@@ -174,6 +182,8 @@ def _letters(rows: list[Row], width: float, height: float) -> float:
 def _header(figure: Figure, theme: Theme, title: str, subtitle: str, letters: float) -> float:
     """Write the title at the top and return the height in inches that is left below it."""
     width, height = (float(v) for v in figure.get_size_inches())
+    if not title and not subtitle:
+        return height - 0.1
     inch = figure.dpi_scale_trans
     left, size = 0.12 + letters / 60, 1.75 * letters
     line = height - 0.1 - 0.95 * size / 72
@@ -312,17 +322,23 @@ def _share_steps(cells: list[Cell], theme: Theme, log_steps: bool, letters: floa
             set_steps(cell.axes, min(lows), min(firsts), max(highs), pen)
 
 
-def _fit(row: list[Cell], theme: Theme, log_steps: bool, letters: float) -> None:
+def _fit(
+    row: list[Cell], theme: Theme, log_steps: bool, letters: float, renderer: RendererAgg
+) -> None:
     """Measure what hangs over the axes of a row, and give each the room that is left."""
     pad = 0.9 * letters
     overhangs = []
     for cell in row:
-        box, all_ = cell.axes.get_window_extent(), cell.axes.get_tightbbox()
+        # Curves and heat maps are clipped: only words and the bar of colours hang over.
+        hanging = [*cell.axes.texts, *cell.axes.child_axes]
+        box = cell.axes.get_window_extent()
+        all_ = cell.axes.get_tightbbox(renderer, bbox_extra_artists=hanging)
+        below = cell.axes.xaxis.get_tightbbox(renderer)  # a long label of the y axis may be dropped
         assert all_ is not None
-        scale = 72.0 / cell.axes.figure.dpi
-        overhangs.append(
-            [max(0.0, scale * v) for v in (box.x0 - all_.x0, box.y0 - all_.y0, all_.x1 - box.x1)]
-        )
+        assert below is not None
+        scale = HINTED * 72.0 / cell.axes.figure.dpi
+        sizes = (box.x0 - all_.x0, box.y0 - below.y0, all_.x1 - box.x1)
+        overhangs.append([max(0.0, scale * size) for size in sizes])
     bottom = max(overhang[1] for overhang in overhangs) + 0.8 * pad
     for cell, (left, _, right) in zip(row, overhangs, strict=True):
         width = cell.width * 72 - 2 * pad
@@ -332,6 +348,7 @@ def _fit(row: list[Cell], theme: Theme, log_steps: bool, letters: float) -> None
         top = caption_height(cell.panel, cell.axes, pen, width, room)
         _place(cell, left + pad, bottom, right + pad, top + 0.6 * pad)
         pen = pen_for(cell.axes, theme, log_steps, letters)
+        set_ticks(cell.panel, cell.axes, pen)  # as many as now have room
         caption(cell.panel, cell.axes, pen, width, top, left, room)
         _drop_long_labels(cell, pen)
 

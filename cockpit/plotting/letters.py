@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
@@ -13,6 +14,7 @@ __all__ = ["shorten", "shorten_all", "tick_text", "width_of", "wrap"]
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
+@lru_cache(maxsize=2**14)  # the same words are measured again and again
 def width_of(text: str, size: float, weight: str = "normal") -> float:
     """Return the width of a text in points, with some reserve for how small letters are rounded."""
     properties = FontProperties(size=size, weight=weight)
@@ -46,15 +48,32 @@ def shorten(name: str, width: float, size: float) -> str:
 
 
 def shorten_all(names: Sequence[str], width: float, size: float) -> list[str]:
-    """Shorten dotted names alike: what all of them begin with goes first, as it tells nothing."""
-    if max(width_of(name, size) for name in names) > width:
-        parts = [name.split(".") for name in names]
+    """Shorten dotted names alike, so that they can still be told apart.
+
+    What all of them begin with goes first, as it tells nothing. Then their first words become single
+    letters with their numbers, ``conv1.weight`` ``c1.weight``, from the left; at last the middle is cut.
+    """
+    parts = [name.split(".") for name in names]
+    if max(width_of(name, size) for name in names) > width and len(names) > 1:
         shared = 0
         while all(len(p) > shared + 1 and p[shared] == parts[0][shared] for p in parts):
             shared += 1
-        if shared and len(names) > 1:
-            names = ["…" + ".".join(p[shared:]) for p in parts]
-    return [shorten(name, width, size) for name in names]
+        if shared:
+            parts = [["…" + p[shared], *p[shared + 1 :]] for p in parts]
+    for place in range(max(map(len, parts)) - 1):
+        if max(width_of(".".join(p), size) for p in parts) <= width:
+            break
+        parts = [
+            [*p[:place], _initial(p[place]), *p[place + 1 :]] if place + 1 < len(p) else p
+            for p in parts
+        ]
+    return [shorten(".".join(p), width, size) for p in parts]
+
+
+def _initial(word: str) -> str:
+    """Return the first letter of a word and the digits at its end: ``conv1`` is ``c1``."""
+    start, rest = ("…", word[1:]) if word.startswith("…") else ("", word)
+    return start + rest[:1] + rest[1:][len(rest[1:].rstrip("0123456789")) :]
 
 
 def tick_text(value: float, _position: int | None = None) -> str:

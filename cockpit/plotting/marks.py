@@ -11,9 +11,9 @@ from matplotlib.colors import LogNorm, Normalize, TwoSlopeNorm
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from cockpit.instruments.panel import Array, Band, Bars, Heat, Line, Panel, Points
+from cockpit.instruments.thinning import thin_cells, thin_line, thin_points
 from cockpit.plotting.letters import shorten_all, tick_text
 from cockpit.plotting.theme import Theme
-from cockpit.plotting.thinning import thin_cells, thin_line
 
 __all__ = ["Pen", "draw_mark", "mark_edges"]
 
@@ -102,9 +102,13 @@ def _band(mark: Band, axes: Axes, pen: Pen) -> None:
 
 @draw_mark.register
 def _points(mark: Points, axes: Axes, pen: Pen) -> None:
+    x, y = np.asarray(mark.x, float), np.asarray(mark.y, float)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        seen = np.log(y) if axes.get_yscale() == "log" else y
+    keep = thin_points(x, seen, int(2 * pen.width), int(2 * pen.height))
     axes.plot(
-        mark.x,
-        np.where(np.isfinite(mark.y), mark.y, np.nan),
+        x[keep],
+        np.where(np.isfinite(y), y, np.nan)[keep],
         linestyle="",
         marker="o",
         markersize=pen.letters * (0.5 if mark.faint else 0.72),
@@ -178,11 +182,12 @@ def _norm(values: Array, mark: Heat) -> tuple[Normalize, bool]:
 
 
 def _name_rows(names: tuple[str, ...], axes: Axes, pen: Pen) -> None:
-    every = max(1, int(np.ceil(len(names) * pen.letters * 1.15 / pen.height)))
-    shown = np.arange(0, len(names), every)
+    named = np.flatnonzero([bool(name) for name in names])
     size = 0.95 * pen.letters
-    labels = shorten_all(names, 0.45 * pen.width, size)
-    axes.set_yticks(shown + 0.5, [labels[i] for i in shown])
+    apart = np.diff(named).min(initial=len(names)) * pen.height / len(names)  # points
+    shown = named[:: max(1, int(np.ceil(1.15 * pen.letters / apart)))]
+    labels = shorten_all([names[i] for i in shown], 0.45 * pen.width, size)
+    axes.set_yticks(shown + 0.5, labels)
     axes.tick_params(axis="y", length=0, labelsize=size)
     axes.invert_yaxis()
 

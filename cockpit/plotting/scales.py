@@ -7,15 +7,14 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import (
     FixedLocator,
     FuncFormatter,
-    LogLocator,
     MaxNLocator,
     NullLocator,
 )
 
 from cockpit.instruments.panel import Array, Band, Bars, Heat, Line, Panel, Points, Reference
+from cockpit.instruments.thinning import cell_edges
 from cockpit.plotting.letters import tick_text
 from cockpit.plotting.marks import Pen
-from cockpit.plotting.thinning import cell_edges
 
 __all__ = ["has_data", "heights", "set_limits", "set_scale", "set_steps", "set_ticks", "step_range"]
 
@@ -113,7 +112,7 @@ def _limits(values: Array, scale: str, bars: bool, named: bool) -> tuple[float, 
         return float(10 ** (low - air)), float(10 ** (high + air))
     low, high = float(values.min()), float(values.max())
     if bars:
-        return 0.0, (high or 1.0) * (1.22 if named else 1.06)
+        return 0.0, (high or 1.0) * (1.35 if named else 1.06)
     air = 0.07 * (high - low) or 0.1 * abs(high) or 0.5
     return (low * 1.6 if scale == "symlog" and low < 0 else low - air), (
         high * 1.6 if scale == "symlog" and high > 0 else high + air
@@ -135,8 +134,7 @@ def set_ticks(panel: Panel, axes: Axes, pen: Pen) -> None:
         return
     scale, limits = axes.get_yscale(), axes.get_ylim()
     if scale == "log" and np.log10(limits[1] / limits[0]) > 0.6:
-        subs = (1.0,) if np.log10(limits[1] / limits[0]) > 2 else (1.0, 2.0, 5.0)
-        axes.yaxis.set_major_locator(LogLocator(subs=subs, numticks=up + 1))
+        axes.yaxis.set_major_locator(FixedLocator(_log_ticks(*limits, up)))
     elif scale == "symlog":
         size = np.log10(np.max(np.abs(limits)))
         decades = np.arange(np.ceil(size) - 1, _smallest(axes), -max(1, np.ceil(2 * size / up)))
@@ -146,6 +144,15 @@ def set_ticks(panel: Panel, axes: Axes, pen: Pen) -> None:
         axes.yaxis.set_major_locator(MaxNLocator(nbins=up, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(tick_text))
     axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _log_ticks(low: float, high: float, most: int) -> list[float]:
+    """Return round numbers from `low` to `high`: 1, 2, 5, 10, ..., or decades, at most so many."""
+    first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
+    options = [[m * 10.0**d for d in range(first, last + 1) for m in (1, 2, 5)]]
+    options += [[10.0**d for d in range(first, last + 1)[::-every][::-1]] for every in range(1, 9)]
+    options = [[v for v in option if low <= v <= high] for option in options]
+    return next((option for option in options if len(option) <= most), options[-1][:most])
 
 
 def _smallest(axes: Axes) -> float:

@@ -10,6 +10,7 @@ import pytest
 from cockpit.instruments import (
     GROUPS,
     INSTRUMENTS,
+    Band,
     Bars,
     Heat,
     Instrument,
@@ -72,6 +73,7 @@ def test_economy_run_has_all_panels_in_the_order_of_the_groups(run: Run) -> None
         "Gradient norm",
         "Gradient norm by parameter",
         "Gradient noise",
+        "Gradient tests",
         "Individual gradients",
         "Gradients over time",
         "Loss",
@@ -151,6 +153,30 @@ def test_gradient_tests_share_a_picture_with_their_threshold(run: Run) -> None:
     panel = by_title(run)["Gradient noise"]
     assert [m.value for m in of_kind(panel, Reference)] == [1.0]
     assert [m.label for m in of_kind(panel, Line) if m.label] == ["inner", "ortho", "norm"]
+
+
+def test_gradient_tests_are_bands_and_a_circle_around_the_tip(tmp_path: Path) -> None:
+    sizes = {"InnerTest": 0.3, "OrthoTest": 0.4, "NormTest": 0.5}
+    rows = [Row(name, size) for name, size in sizes.items()]
+    before = [Row(name, 9.0) for name in sizes]
+    run = write(tmp_path / "run.db", {s: rows if s > 17 else before for s in range(20)})
+    panel = by_title(run)["Gradient tests"]
+    inner, ortho = of_kind(panel, Band)
+    assert (inner.x.tolist(), inner.label) == ([0.7, 1.3], "inner")
+    assert ((ortho.low == -0.4).all(), (ortho.high == 0.4).all(), ortho.label) == (
+        True,
+        True,
+        "ortho",
+    )
+    circle = next(line for line in of_kind(panel, Line) if line.label == "norm")
+    np.testing.assert_allclose(np.hypot(circle.x - 1, circle.y), 0.5)
+    (origin,) = of_kind(panel, Reference)
+    assert (origin.value, origin.axis) == (0.0, "x")
+    assert panel.headline == "0.500"
+    assert panel.x_range is not None
+    assert panel.x_range[0] < 0 < circle.x.max() < panel.x_range[1]
+    (only,) = of_kind(by_title(write(tmp_path / "one.db", {0: rows[:1]}))["Gradient tests"], Band)
+    assert only.label == "inner"
 
 
 def test_histogram_shows_last_and_first_with_log_counts(run: Run) -> None:

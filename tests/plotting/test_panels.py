@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from cockpit.instruments import Band, Heat, Line, Panel, Points, Reference, panels
 from cockpit.instruments.reading import before, curve, newest, scale_of, stacked, table
 from cockpit.log import ParameterInfo, Row, RunWriter
+from cockpit.plotting import draw_figure
 from cockpit.run import Run, open_run
 
 NAMES = ("fc1.weight", "fc1.bias")
@@ -189,6 +191,50 @@ def test_joint_histogram_has_marginals_beside_it(tmp_path: Path) -> None:
     assert beside.x.min() > 1
     (layers,) = of_kind(shown(run, "Values of the parameters"), Heat)
     np.testing.assert_allclose(layers.values.sum(1), 100)
+
+
+def test_joint_histograms_lie_layer_by_layer_each_in_its_own_shares(tmp_path: Path) -> None:
+    x, y = np.linspace(-2, 2, 5), np.linspace(-3, 3, 7)
+    first, second = np.zeros((4, 6), int), np.zeros((4, 6), int)
+    first[1, 2], first[2, 3], second[2, 5] = 30, 10, 7
+    rows = [Row("GradHist2d", v, k) for k, v in (("edges/0", x), ("edges/1", y))]
+    rows += [Row("GradHist2d", first + second, "hist")]
+    rows += [
+        Row("GradHist2d", c, "hist", n, True) for c, n in zip((first, second), NAMES, strict=True)
+    ]
+    (heat,) = of_kind(shown(write(tmp_path, rows), "Gradients and parameters by layer"), Heat)
+    assert [name for name in heat.names if name] == list(NAMES)
+    gap = int(np.flatnonzero(np.isnan(heat.values).all(1))[0])
+    above, below = heat.values[:gap], heat.values[gap + 1 :]
+    assert len(above) == len(below) == 15
+    assert heat.names.index(NAMES[0]) == 7
+    assert heat.x.tolist() == [-0.5, 0.5], "empty bins of the gradient at both ends are left out"
+    assert (np.unique(above[0]).tolist(), np.unique(above[-1]).tolist()) == ([0, 25], [0, 75])
+    assert above[0].argmax() == 1, "large parameters lie on top"
+    assert (below[:, 1] == 100).all()
+
+
+@pytest.mark.parametrize("layers", [1, 12, 300])
+def test_joint_histograms_of_any_number_of_layers(tmp_path: Path, layers: int) -> None:
+    names = [f"layer{i}.weight" for i in range(layers)]
+    writer = RunWriter(
+        tmp_path / "run.db", parameters=[ParameterInfo(n, (2,), "float32") for n in names]
+    )
+    counts = np.random.default_rng(0).integers(0, 9, (10, 12))
+    rows = [
+        Row("GradHist2d", np.linspace(0, 1, n + 1), f"edges/{i}") for i, n in enumerate((10, 12))
+    ]
+    rows += [Row("GradHist2d", counts, "hist", name, True) for name in names]
+    writer.record(0, [*rows, Row("GradHist2d", counts * layers, "hist")])
+    writer.close()
+    panel = shown(open_run(writer.path), "Gradients and parameters by layer")
+    (heat,) = of_kind(panel, Heat)
+    assert len(heat.names) == len(heat.values) <= max(160, layers)
+    assert [name for name in heat.names if name] == names
+    figure = draw_figure([panel], Figure(figsize=(5, 4)))
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels
+    assert all(labels), "only rows with a name are named"
 
 
 def test_nothing_but_finite_values_is_said_so(tmp_path: Path) -> None:

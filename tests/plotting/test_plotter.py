@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib as mpl
 import numpy as np
@@ -18,13 +20,13 @@ from matplotlib.figure import Figure
 import cockpit.plotter
 from cockpit.errors import CockpitWarning, InvalidArgument, InvalidType
 from cockpit.instruments import Band, Bars, Heat, Line, Panel, Points, Reference, instrument
+from cockpit.instruments.thinning import cell_edges, thin_cells, thin_line
 from cockpit.log import ParameterInfo, Row, RunWriter
 from cockpit.plotter import CockpitPlotter
 from cockpit.plotting import draw, draw_figure
 from cockpit.plotting.layout import arrange
 from cockpit.plotting.letters import shorten, shorten_all, tick_text, width_of, wrap
 from cockpit.plotting.theme import THEMES, theme_of
-from cockpit.plotting.thinning import cell_edges, thin_cells, thin_line
 from cockpit.run import Run, open_run
 
 NAMES = [f"blocks.{i}.attention.projection.weight" for i in range(4)]
@@ -215,6 +217,14 @@ def test_names_lose_first_what_they_share() -> None:
     assert shorten_all(names[:1], 800, 8) == names[:1]
 
 
+def test_names_can_still_be_told_apart_when_they_are_short() -> None:
+    names = ["encoder.norm1.weight", "encoder.linear2.weight", "blocks.0.proj.weight", "head"]
+    short = shorten_all(names, 80, 8)
+    assert short == ["e.norm1.weight", "e.linear2.weight", "b.0.proj.weight", "head"]
+    assert all(width_of(name, 8) <= 80 for name in short)
+    assert all(width_of(name, 8) <= 40 for name in shorten_all(names, 40, 8))
+
+
 # the whole figure
 
 
@@ -255,10 +265,11 @@ def _unseen_ticks(axes: mpl.axes.Axes) -> list[mpl.text.Text]:
     """Return the tick labels outside the limits, which matplotlib does not draw."""
     unseen = []
     for axis in (axes.xaxis, axes.yaxis):
-        low, high = sorted(axis.get_view_interval())
+        place = axis.get_transform().transform
+        low, high = sorted(place(np.array(axis.get_view_interval())))
         air = 1e-6 * (high - low)
         for tick in axis.get_major_ticks() + axis.get_minor_ticks():
-            if not low - air <= tick.get_loc() <= high + air:
+            if not low - air <= place(tick.get_loc()) <= high + air:
                 unseen += [tick.label1, tick.label2]
     return unseen
 
@@ -380,6 +391,83 @@ def test_arrange_places_every_panel_once_in_order(count: int) -> None:
     placed = [p for row in rows for section in row for p in section.panels]
     assert placed == items
     assert all(section.panels for row in rows for section in row)
+
+
+# single pictures
+
+
+def test_one_picture_on_your_own_axes(run: Run) -> None:
+    figure = Figure(figsize=(10, 4))
+    left, right = figure.subplots(1, 2)
+    assert run.plot("alpha", ax=left) is left
+    assert run.plot("Loss", ax=right, style="dark", show_log_iter=True) is right
+    assert titles(figure) == ["Step length α", "Loss"]
+    assert (left.get_xscale(), right.get_xscale()) == ("linear", "symlog")
+    assert to_hex(right.get_facecolor()) == THEMES["dark"].card
+
+
+def test_one_picture_on_a_figure_of_its_own(run: Run) -> None:
+    before, figures = mpl.rcParams.copy(), plt.get_fignums()
+    figure = run.plot("alpha", discard=9)
+    assert titles(figure) == ["Step length α"]
+    assert max(len(line.get_xdata()) for line in figure.axes[0].lines) == 10
+    assert CockpitPlotter(figsize=(3, 2)).plot_panel(run.path, "loss").figure.get_figwidth() == 3
+    assert mpl.rcParams == before
+    assert plt.get_fignums() == figures
+
+
+def test_one_picture_that_there_is_not(run: Run) -> None:
+    with pytest.raises(InvalidArgument, match="Did you mean 'alpha'"):
+        run.plot("alpah")
+    with pytest.raises(InvalidArgument, match="no data for a picture of 'cabs'"):
+        run.plot("cabs")
+    with pytest.raises(InvalidArgument, match="ax is for a single picture"):
+        run.plot(ax=Figure().add_subplot())
+
+
+def test_all_pictures_without_a_name(run: Run) -> None:
+    assert titles(run.plot(style="dark")) == titles(CockpitPlotter().plot(run))
+
+
+# in a notebook
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    shell = SimpleNamespace(execution_count=1, kernel=object(), places=[])
+
+    def display(data: dict, raw: bool, display_id: bool = False) -> SimpleNamespace:
+        place = [data["image/png"]]
+        shell.places.append(place)
+        return SimpleNamespace(update=lambda data, raw: place.append(data["image/png"]))
+
+    ipython = SimpleNamespace(get_ipython=lambda: shell, display=SimpleNamespace(display=display))
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setattr(cockpit.plotter, "_has_windows", lambda: False)
+    return shell
+
+
+def test_a_notebook_shows_one_place_per_cell_and_draws_it_anew(
+    run: Run, shell: SimpleNamespace
+) -> None:
+    plotter = CockpitPlotter(figsize=(8, 5))
+    for step in (5, 10, 20):
+        figure = plotter.plot(run, discard=step)
+    ((first, second, third),) = shell.places
+    assert first.startswith(b"\x89PNG")
+    assert len({first, second, third}) == 3
+    figure._ipython_display_()
+    assert len(shell.places) == 1, "as the result of its cell, it is not shown a second time"
+    shell.execution_count = 2
+    plotter.plot(run)
+    assert [len(place) for place in shell.places] == [3, 1]
+
+
+def test_a_notebook_shows_what_is_not_shown_yet(run: Run, shell: SimpleNamespace) -> None:
+    run.plot("loss")
+    assert shell.places == []
+    run.plot("loss")._ipython_display_()
+    assert [len(place) for place in shell.places] == [1]
 
 
 def test_draw_figure_takes_any_panels() -> None:
