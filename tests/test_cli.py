@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from cockpit import __version__, cli
-from cockpit.cli import plot
+from cockpit.cli import demo, plot
 from cockpit.cli.commands import COMMANDS as REGISTERED
 from cockpit.cli.entry import _parser
 from cockpit.findings import Finding
 from cockpit.log import ParameterInfo, Row, RunWriter
+from cockpit.presets import PRESETS
 from cockpit.run import open_run
 from cockpit.summary import readings
 
@@ -364,3 +365,7 @@ def test_a_step_is_compared_with_the_distance(tmp_path: Path) -> None:
     assert readings(run)[0].meaning == "one step is 1 % of the distance from the start"
     run = open_run(write(tmp_path / "b.db", ("UpdateSize", ones), ("Distance", ones)))
     assert "the training oscillates" in readings(run)[0].meaning
+
+
+def test_the_presets_of_the_demonstration_are_those_that_there_are() -> None:
+    assert list(demo.PRESETS) == list(PRESETS)

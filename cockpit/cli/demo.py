@@ -11,7 +11,6 @@ from cockpit.cli.command import Command, at_least
 from cockpit.cli.output import print_table, say, standard_output
 from cockpit.cli.pictures import draw
 from cockpit.cli.serve import open_page
-from cockpit.presets import PRESETS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["COMMAND"]
 
 QUICK_STEPS = 24
+PRESETS = ("economy", "business", "full")  # those of cockpit.presets, which loads torch
 PLAIN_LINES = 10
 
 

@@ -173,7 +173,9 @@ class CockpitCallback(Callback):
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Log the learning rate where something is due."""
         step = trainer.global_step
-        if self._passes is None or not any(q.is_due(step) for q in self._quantities):
+        if self._passes is None:
+            return
+        if not any(quantity.is_due(step) for quantity in self._passes.cockpit.quantities):
             return
         rate = optimizer.param_groups[0]["lr"]
         self._passes.cockpit.log(step, trainer.current_epoch, learning_rate=rate)
