@@ -25,13 +25,14 @@ from cockpit.instruments.panel import (
     Points,
     Reference,
 )
-from cockpit.plotting.plotly_marks import Canvas, Trace, edge_traces, traces, translucent
+from cockpit.plotting.plotly_axes import LETTERS, scale_of, x_axis, y_axis
+from cockpit.plotting.plotly_canvas import Canvas, Trace, translucent
+from cockpit.plotting.plotly_marks import edge_traces, traces
 from cockpit.plotting.theme import Theme, theme_of
 
 __all__ = ["figure"]
 
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif'
-LETTERS = 11
 ROWS_NAMED = 18
 NAME_LENGTH = 22
 MIN_WIDTH = 100
@@ -61,13 +62,13 @@ def figure(
     width = max(int(width), MIN_WIDTH)
     panel = _arrays(thinned(panel, width, window if panel.over_steps else None))
     values = _heights(panel)
-    scale, threshold = _scale(panel, values)
+    scale, threshold = scale_of(panel, values)
     canvas = Canvas(theme, width, scale, threshold, panel.over_steps)
     shown: list[Trace] = [trace for mark in panel.marks for trace in traces(mark, canvas)]
     edges = edge_traces(panel, canvas)
     layout = _layout(panel, theme) | {
-        "xaxis": _x_axis(panel, theme, window),
-        "yaxis": _y_axis(panel, canvas, values),
+        "xaxis": x_axis(panel, theme, window),
+        "yaxis": y_axis(panel, canvas, values),
         "shapes": _lines(panel, canvas),
         "annotations": [*_words(panel, canvas, values), *_row_names(panel, theme)],
     }
@@ -107,17 +108,6 @@ def _heights(panel: Panel) -> Array:
             found.append(mark.heights)
     joined = np.concatenate(found)
     return joined[np.isfinite(joined)]
-
-
-def _scale(panel: Panel, values: Array) -> tuple[Any, float]:
-    """Return the scale of the y axis, as far as the values allow it, and where symlog is linear."""
-    if panel.scale == "log" and (values > 0).any():
-        return "log", 1.0
-    if panel.scale == "symlog" and (values != 0).any():
-        size = np.abs(values[values != 0])
-        threshold = max(float(np.quantile(size, 0.05)), float(size.max()) * 1e-6)
-        return "symlog", float(10 ** np.floor(np.log10(threshold)))
-    return "linear", 1.0
 
 
 def _layout(panel: Panel, theme: Theme) -> dict[str, Any]:
@@ -164,81 +154,6 @@ def _has_legend(panel: Panel) -> bool:
     return any(
         getattr(mark, "label", "") for mark in panel.marks if not isinstance(mark, Heat | Reference)
     )
-
-
-def _axis(theme: Theme, title: str) -> dict[str, Any]:
-    return {
-        "title": {"text": escape(title), "standoff": 4, "font": {"size": LETTERS}},
-        "gridcolor": theme.grid,
-        "linecolor": theme.border,
-        "tickfont": {"size": LETTERS, "color": theme.muted},
-        "zeroline": False,
-        "ticks": "",
-        "automargin": True,
-    }
-
-
-def _x_axis(panel: Panel, theme: Theme, window: tuple[float, float] | None) -> dict[str, Any]:
-    axis = _axis(theme, "" if panel.over_steps else panel.x_label)
-    axis |= {"showgrid": not panel.over_steps, "showline": True, "nticks": 6}
-    if panel.over_steps:
-        axis |= {"unifiedhovertitle": {"text": "step %{x:.0f}"}, "hoverformat": ".0f"}
-        axis |= {"tickformat": ",~r" if window is None else ",~f"}
-    if panel.over_steps and window is not None:
-        axis["range"] = list(window)
-    elif panel.x_range is not None:
-        axis["range"] = list(panel.x_range)
-    return axis
-
-
-def _y_axis(panel: Panel, canvas: Canvas, values: Array) -> dict[str, Any]:
-    unit = f" [{panel.unit}]" if panel.unit else ""
-    axis = _axis(canvas.theme, f"{panel.y_label}{unit}" if panel.y_label else panel.unit)
-    heat = [mark for mark in panel.marks if isinstance(mark, Heat)]
-    axis |= {"nticks": 6, "fixedrange": bool(heat and heat[0].names)}
-    if heat and heat[0].names:
-        size = len(heat[0].values)
-        return axis | {
-            "type": "category",
-            "range": [size - 0.5, -0.5],
-            "showticklabels": False,
-            "showgrid": False,
-        }
-    if canvas.scale == "log":
-        decades = _decades(values)
-        few = "D1" if decades < 0.5 else "D2" if decades < 1 else max(1, int(np.ceil(decades / 5)))
-        axis |= {"type": "log", "dtick": few}
-        axis |= {"exponentformat": "power"}
-        if values[values > 0].min() >= 1e-4 and values.max() < 1e5:
-            axis["tickformat"] = "~g"
-    elif canvas.scale == "symlog":
-        axis |= _symlog_ticks(values, canvas)
-    else:
-        axis |= {"tickformat": "~g", "exponentformat": "power"}
-        largest = np.abs(values).max(initial=0.0)
-        if largest >= 1e4 or 0 < largest < 1e-3:
-            axis["tickformat"] = "~s" if largest >= 1e4 else ".1~e"
-    if panel.y_range is not None:
-        bounds = np.array(panel.y_range, float)
-        if canvas.scale == "log":
-            bounds = np.log10(np.maximum(bounds, 1e-300))
-        axis["range"] = canvas.place(bounds).tolist()
-    return axis
-
-
-def _decades(values: Array) -> float:
-    positive = values[values > 0]
-    return float(np.log10(positive.max() / positive.min()))
-
-
-def _symlog_ticks(values: Array, canvas: Canvas) -> dict[str, Any]:
-    """Return round values of both signs, where they are on the linear axis."""
-    low, high = np.log10(canvas.threshold), np.log10(np.abs(values).max())
-    decades = 10.0 ** np.arange(low, high + 1, max(1, np.ceil((high - low) / 3)))
-    ticks = np.array([*-decades[::-1], 0.0, *decades])
-    ticks = ticks[(ticks >= values.min() * 1.05) & (ticks <= values.max() * 1.05) | (ticks == 0)]
-    shown = [f"{tick:g}".replace("-", "−") for tick in ticks]
-    return {"tickmode": "array", "tickvals": canvas.place(ticks).tolist(), "ticktext": shown}
 
 
 def _lines(panel: Panel, canvas: Canvas) -> list[dict[str, Any]]:
