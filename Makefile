@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help install demo test check format bench coverage-table gallery clean
+.PHONY: help install demo test check format bench coverage-table gallery notebooks clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -40,6 +40,9 @@ coverage-table: $(INSTALLED)  ## write docs/coverage.md: which quantity is exact
 
 gallery: $(INSTALLED)  ## train, and draw docs/gallery.md: every picture, and how to read it
 	$(BIN)/python docs/gallery.py
+
+notebooks: $(INSTALLED)  ## execute the notebooks among the examples, in place
+	$(BIN)/python examples/notebooks/make.py
 
 clean:  ## remove what the targets made
 	rm -rf .venv runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
