@@ -13,6 +13,7 @@ from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyBboxPatch
+from matplotlib.transforms import Affine2D, Transform
 
 from cockpit.instruments.panel import Group, Panel
 from cockpit.plotting.letters import shorten, width_of
@@ -184,7 +185,7 @@ def _header(figure: Figure, theme: Theme, title: str, subtitle: str, letters: fl
     width, height = (float(v) for v in figure.get_size_inches())
     if not title and not subtitle:
         return height - 0.1
-    inch = figure.dpi_scale_trans
+    inch = _inches(figure)
     left, size = 0.12 + letters / 60, 1.75 * letters
     line = height - 0.1 - 0.95 * size / 72
     shown = shorten(title, (width - 2 * left) * 72, size)
@@ -268,7 +269,7 @@ def _card(figure: Figure, theme: Theme, cell: Cell, letters: float) -> None:
             cell.width,
             cell.height,
             boxstyle=f"round,pad=0,rounding_size={letters / 130}",
-            transform=figure.dpi_scale_trans,
+            transform=_inches(figure),
             facecolor=theme.card,
             edgecolor=theme.border,
             linewidth=0.6,
@@ -279,7 +280,7 @@ def _card(figure: Figure, theme: Theme, cell: Cell, letters: float) -> None:
 
 def _heading(figure: Figure, theme: Theme, group: Group, cells: list[Cell], letters: float) -> None:
     first, last = cells[0], cells[-1]
-    color, inch = theme.groups[group], figure.dpi_scale_trans
+    color, inch = theme.groups[group], _inches(figure)
     line = first.bottom + first.height + 0.6 * letters / 72
     size = 1.1 * letters
     figure.text(
@@ -300,6 +301,12 @@ def _heading(figure: Figure, theme: Theme, group: Group, cells: list[Cell], lett
                 [start, end], [level, level], transform=inch, color=color, linewidth=1.2, alpha=0.45
             )
         )
+
+
+def _inches(figure: Figure) -> Transform:
+    """Place things in inches that stay where the axes are, also when a figure is cropped as it is saved."""
+    width, height = (float(v) for v in figure.get_size_inches())
+    return Affine2D().scale(1 / width, 1 / height) + figure.transFigure
 
 
 def _place(cell: Cell, left: float, bottom: float, right: float, top: float) -> None:
