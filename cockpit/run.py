@@ -19,7 +19,7 @@ from cockpit.findings import Finding
 from cockpit.log import JsonFile, RunFile, Series, open_file, with_ending
 
 Numbers = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Ids of series, steps and values."""
+"""Ids of series, steps and values; of the tracked steps, these and their two times."""
 
 OVERLAP = 200
 """Steps that `Run.refresh` reads anew: a value may be known some steps after its own."""
@@ -109,7 +109,7 @@ class Run:
     @property
     def steps(self) -> np.ndarray:
         """The tracked steps, int64."""
-        return self.times["step"].to_numpy()
+        return self._times()[0]
 
     @property
     def times(self) -> pd.DataFrame:
@@ -117,10 +117,8 @@ class Run:
 
         The columns are ``step``, ``wall`` and ``monotonic``.
         """
-        names = ("step", "wall", "monotonic")
-        return self._read(
-            "times", lambda file: pd.DataFrame(dict(zip(names, file.steps(), strict=True)))
-        )
+        step, wall, monotonic = self._times()
+        return pd.DataFrame({"step": step, "wall": wall, "monotonic": monotonic})
 
     @property
     def quantities(self) -> list[str]:
@@ -188,17 +186,15 @@ class Run:
         chosen = self._of(quantity, part)
         if part is None:
             chosen = [one for one in chosen if not one.detail] or chosen
-        # Of two series with one name, say a quantity's and a metric's, the first one counts.
-        columns: dict[str, dict[int, Any]] = {_part(one): {} for one in chosen}
-        for one in reversed(chosen):
-            columns[_part(one)].update(self._values(one))
-        frame_steps = sorted(set().union(*columns.values()))
-        index = pd.Index(frame_steps, dtype=np.int64, name="step")
+        parts: dict[str, list[Series]] = {}
+        for one in chosen:
+            parts.setdefault(_part(one), []).append(one)
+        columns = {name: self._values(own) for name, own in parts.items()}
+        steps = _union([own for own, _ in columns.values()])
+        index = pd.Index(steps, dtype=np.int64, name="step")
         built = {
-            name: pd.Series(
-                _column([values.get(step, np.nan) for step in frame_steps]), index=index, name=name
-            )
-            for name, values in columns.items()
+            name: pd.Series(_filled(steps, *column), index=index, name=name)
+            for name, column in columns.items()
         }
         if len(built) == 1:
             return next(iter(built.values())).rename(quantity)
@@ -221,15 +217,7 @@ class Run:
         Raises:
             InvalidArgument: The run has no such quantity, or the quantity no such part.
         """
-        chosen = [one for one in self._of(quantity, part) if one.kind == "scalar"]
-        found = [self._numbers(one)[1:] for one in chosen]
-        if len(found) == 1:
-            return found[0]
-        # Of two series with one name, say a quantity's and a metric's, the first one counts.
-        none = (np.zeros(0, np.int64), np.zeros(0))
-        steps, values = map(np.concatenate, zip(none, *found, strict=True))
-        steps, first = np.unique(steps, return_index=True)
-        return steps, values[first]
+        return self._values([o for o in self._of(quantity, part) if o.kind == "scalar"])
 
     def newest(self, quantity: str) -> tuple[int, dict[str, np.ndarray]] | None:
         """Return the last step that has arrays of a quantity, and these by their parts.
@@ -380,6 +368,9 @@ class Run:
     def _series(self) -> dict[int, Series]:
         return self._read("series", lambda file: {one.id: one for one in file.series()})
 
+    def _times(self) -> Numbers:
+        return self._read(("times", None), lambda file: file.steps())
+
     def _scalars(self) -> Numbers:
         ids, steps, values = self._read("scalars", lambda file: file.scalars())
         known = np.isin(ids, list(self._series()))  # a series may be newer than the list of them
@@ -416,11 +407,25 @@ class Run:
             raise InvalidArgument(_unknown(f"{quantity} in {self.path} has no part", part, parts))
         return chosen
 
-    def _values(self, one: Series) -> dict[int, Any]:
-        if one.kind == "array":
-            return dict(self._arrays(one))
-        _, steps, values = self._numbers(one)
-        return dict(zip(steps.tolist(), values.tolist(), strict=True))
+    def _values(self, series: Iterable[Series]) -> tuple[np.ndarray, np.ndarray]:
+        """Return steps and values of series with one name, say of a quantity and a metric.
+
+        Where both have a step, the first one counts.
+        """
+        found = [self._column(one) for one in series]
+        if len(found) == 1:
+            return found[0]
+        none = (np.zeros(0, np.int64), np.zeros(0))
+        steps, values = map(np.concatenate, zip(none, *found, strict=True))
+        steps, first = np.unique(steps, return_index=True)
+        return steps, values[first]
+
+    def _column(self, one: Series) -> tuple[np.ndarray, np.ndarray]:
+        if one.kind == "scalar":
+            return self._numbers(one)[1:]
+        found = self._arrays(one)
+        steps = np.array([step for step, _ in found], dtype=np.int64)
+        return steps, _objects(array for _, array in found)
 
     def _tidy(self, ids: list[int], steps: np.ndarray, values: np.ndarray) -> pd.DataFrame:
         series = self._series()
@@ -455,12 +460,13 @@ def _progress(file: RunFile) -> _Progress:
     return _Progress(file.status, (file.created, *file.process.values()), counts)
 
 
-def _continued(file: RunFile, kind: str, series: int, found: Any) -> Any:
-    """Return what was read of a series, with what has been written since."""
-    if kind == "scalars":
-        kept = max(len(found[1]) - OVERLAP, 0)
-        start = int(found[1][kept]) if kept else None
-        new = file.scalars(series, start=start)
+def _continued(file: RunFile, kind: str, series: int | None, found: Any) -> Any:
+    """Return what was read of a series or of the steps, with what has been written since."""
+    if kind in ("scalars", "times"):
+        steps = found[1 if kind == "scalars" else 0]
+        kept = max(len(steps) - OVERLAP, 0)
+        start = int(steps[kept]) if kept else None
+        new = file.scalars(series, start=start) if kind == "scalars" else file.steps(start=start)
         return tuple(np.concatenate([a[:kept], b]) for a, b in zip(found, new, strict=True))
     kept = max(len(found) - OVERLAP, 0)
     start = found[kept][0] if kept else None
@@ -501,8 +507,18 @@ def _objects(values: Iterable[Any]) -> np.ndarray:
     return column
 
 
-def _column(values: list[Any]) -> np.ndarray:
-    """Return numbers as float64, anything else as objects."""
-    if any(isinstance(value, np.ndarray) for value in values):
-        return _objects(values)
-    return np.array(values, dtype=np.float64)
+def _union(columns: list[np.ndarray]) -> np.ndarray:
+    """Return all steps of ascending ones, which mostly are the same ones."""
+    first = columns[0]
+    if all(np.array_equal(own, first) for own in columns):
+        return first
+    return np.unique(np.concatenate(columns))
+
+
+def _filled(steps: np.ndarray, own: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return values of `own` steps at all `steps`, and NaN where there are none."""
+    if len(own) == len(steps):
+        return values.copy()
+    column = np.full(len(steps), np.nan, dtype=values.dtype)
+    column[np.searchsorted(steps, own)] = values
+    return column

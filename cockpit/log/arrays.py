@@ -73,7 +73,7 @@ def arrays_of(row: Sequence[Any]) -> Iterator[tuple[int, np.ndarray]]:
         yield first, unpack(dtype, shape, blob)
         return
     stacked = unpack_block(dtype, shape, count, blob)
-    for step, array in zip(unpack_steps(first, last, count, steps), stacked, strict=True):
+    for step, array in zip(unpack_steps(first, last, count, steps).tolist(), stacked, strict=True):
         yield step, array.copy()
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from cockpit.errors import NotARunFile
 from cockpit.findings import Finding
 from cockpit.log.arrays import arrays_of, select
+from cockpit.log.scalars import ScalarReader
 from cockpit.log.schema import (
     APPLICATION_ID,
     SCHEMA_VERSION,
@@ -28,8 +29,8 @@ from cockpit.log.schema import (
 DAMAGE = (sqlite3.Error, ValueError, TypeError, KeyError, OverflowError, RecursionError)
 """What reading raises where the data are not what this package writes."""
 
-SCALAR = np.dtype([("series", np.int64), ("step", np.int64), ("value", np.float64)])
-"""What a row of the table ``scalars`` becomes."""
+TIMES = np.dtype([("step", np.int64), ("wall", np.float64), ("monotonic", np.float64)])
+"""What a row of the table ``steps`` becomes."""
 
 
 class RunFile:
@@ -123,10 +124,17 @@ class RunFile:
             )
         ]
 
-    def steps(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the tracked steps (int64), and in seconds (float64) wall and monotonic time."""
-        rows = self._all("SELECT step, wall, monotonic FROM steps ORDER BY step")
-        return self._columns(rows, np.int64, np.float64, np.float64)
+    def steps(self, *, start: int | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the tracked steps (int64), and in seconds (float64) wall and monotonic time.
+
+        Args:
+            start: Only those from this one on.
+        """
+        where, values = ("WHERE step >= ?", (start,)) if start is not None else ("", ())
+        query = f"SELECT step, wall, monotonic FROM steps {where} ORDER BY step"
+        with self._translated():
+            rows = np.fromiter(self._connection.execute(query, values), TIMES)
+        return rows["step"].copy(), rows["wall"].copy(), rows["monotonic"].copy()
 
     def extent(self) -> tuple[int, int | None, int | None]:
         """Return how many steps were tracked, the first and the last; without reading them all."""
@@ -142,22 +150,15 @@ class RunFile:
             series: Only those of the series with this id, which are all that is then read.
             start: Of this series, only those of the steps from this one on.
         """
-        where, values = _only(series)
-        if series is not None and start is not None:
-            where, values = f"{where} AND step >= ?", (*values, start)
-        query = f"SELECT series, step, value FROM scalars {where} ORDER BY series, step"
-        with self._translated():  # numpy reads None, which is how SQLite keeps NaN, as NaN
-            rows = np.fromiter(self._connection.execute(query, values), SCALAR)
-        return rows["series"].copy(), rows["step"].copy(), rows["value"].copy()
+        with self._snapshot(), self._translated():
+            numbers = ScalarReader(self._connection, blocks=self._version() > 2)
+            return numbers.all() if series is None else numbers.of_series(series, start)
 
     def scalars_at(self, series: int, steps: Iterable[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Return steps (int64) and values (float64) of one series at some steps, reading no others."""
-        query = (
-            "SELECT scalars.step, scalars.value FROM json_each(?) AS wanted "
-            "CROSS JOIN scalars ON scalars.series = ? AND scalars.step = wanted.value"
-        )  # CROSS keeps the order: one look-up for each wanted step, which come ascending
-        rows = self._all(query, (json.dumps(sorted(map(int, steps))), series))
-        return self._columns(rows, np.int64, np.float64)
+        """Return steps (int64) and values (float64) of one series at some steps, reading few others."""
+        with self._snapshot(), self._translated():
+            numbers = ScalarReader(self._connection, blocks=self._version() > 2)
+            return numbers.at_steps(series, steps)[1:]
 
     def arrays(
         self, series: int | None = None, *, start: int | None = None, stop: int | None = None
@@ -255,11 +256,6 @@ class RunFile:
         with self._translated():
             return self._connection.execute(query, values).fetchall()
 
-    def _columns(self, rows: list[tuple[Any, ...]], *dtypes: type) -> Any:
-        columns = zip(*rows, strict=True) if rows else ((),) * len(dtypes)
-        with self._translated():  # numpy reads None, which is how SQLite keeps NaN, as NaN
-            return tuple(np.array(c, dtype=d) for c, d in zip(columns, dtypes, strict=True))
-
     def _meta(self, key: str, default: Any) -> Any:
         rows = self._all("SELECT value FROM meta WHERE key = ?", (key,))
         with self._translated():
@@ -282,7 +278,7 @@ class RunFile:
         finally:
             if outermost:
                 with suppress(sqlite3.ProgrammingError):  # closed before the end of an iteration
-                    self._connection.execute("COMMIT")
+                    self._connection.execute("ROLLBACK")  # unlike COMMIT, a damaged file lets it
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -313,11 +309,6 @@ class RunFile:
             f"{self.path} is damaged: {error}. "
             "Take an older copy, or save what is left with: sqlite3 FILE .recover"
         )
-
-
-def _only(series: int | None) -> tuple[str, tuple[int, ...]]:
-    """Return the condition of a query that wants one series, or all."""
-    return ("", ()) if series is None else ("WHERE series = ?", (series,))
 
 
 def start_of(path: Path) -> bytes:

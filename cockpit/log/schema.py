@@ -1,17 +1,18 @@
 """What a run file holds: its tables, what goes in and comes out, how arrays become bytes.
 
-A run file is an SQLite database with its own application id. Version 2 has these tables:
+A run file is an SQLite database with its own application id. Version 3 has these tables:
 
 - ``meta``: settings, status, and the process that writes, one JSON text per key;
 - ``parameters``: name, shape and dtype of the model's parameters, in the order of the model;
 - ``series``: what a number or an array belongs to (quantity, key, parameter, ...);
 - ``scalars`` and ``arrays``: one row per series and step;
+- ``scalar_blocks``: numbers of many steps of a series (see `cockpit.log.scalars`);
 - ``blocks``: arrays of many steps of a series (see `cockpit.log.arrays`);
 - ``steps``: the tracked steps with their times;
 - ``events``: what happened, such as a quantity that could not be checked;
 - ``findings``: what is wrong with the training, one JSON text each.
 
-Version 1 had neither blocks nor findings.
+Version 2 had no blocks of numbers, version 1 neither blocks nor findings.
 
 Nothing in it is executed or unpickled: an array is a dtype from a short list, a shape, and plain
 bytes.
@@ -37,7 +38,7 @@ import numpy as np
 from cockpit.errors import InvalidArgument, InvalidType
 
 APPLICATION_ID = 0x434F434B  # "COCK" in ASCII, at byte 68 of the file
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MAX_ARRAY_BYTES = 2**30  # what is accepted when reading
 MAX_STORED_BYTES = 900_000_000  # SQLite takes at most 10**9 bytes a row
 
@@ -55,6 +56,10 @@ TABLES = (
     """scalars(
         series INTEGER NOT NULL, step INTEGER NOT NULL, value REAL,
         PRIMARY KEY(series, step)) WITHOUT ROWID""",
+    """scalar_blocks(
+        series INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
+        dtype TEXT NOT NULL, count INTEGER NOT NULL, steps BLOB NOT NULL, blob BLOB NOT NULL,
+        PRIMARY KEY(series, first))""",
     """arrays(
         series INTEGER NOT NULL, step INTEGER NOT NULL, dtype TEXT NOT NULL, shape TEXT NOT NULL,
         blob BLOB NOT NULL, PRIMARY KEY(series, step))""",
@@ -297,9 +302,8 @@ def create_tables(connection: sqlite3.Connection) -> None:
 
 
 def rewind(connection: sqlite3.Connection, point: Point) -> None:
-    """Drop all numbers of later steps, and the events and findings with later numbers."""
-    for table in ("steps", "scalars"):
-        connection.execute(f"DELETE FROM {table} WHERE step > ?", (point.step,))
+    """Drop the later steps, and the events and findings with later numbers."""
+    connection.execute("DELETE FROM steps WHERE step > ?", (point.step,))
     connection.execute("DELETE FROM events WHERE id > ?", (point.event,))
     connection.execute("DELETE FROM findings WHERE id > ?", (point.finding,))
 

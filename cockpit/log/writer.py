@@ -23,6 +23,7 @@ from cockpit.errors import InvalidArgument, InvalidType, RunFileInUse, warn
 from cockpit.findings import Finding
 from cockpit.log.arrays import ArrayWriter
 from cockpit.log.reader import RunFile
+from cockpit.log.scalars import ScalarWriter
 from cockpit.log.schema import (
     SET_META,
     Batch,
@@ -198,6 +199,7 @@ class _Worker:
         columns = "quantity, key, parameter, kind, detail, source"
         rows = connection.execute(f"SELECT {columns}, id FROM series").fetchall()
         self._series = {tuple(row[:-1]): row[-1] for row in rows}
+        self._scalars = ScalarWriter(connection)
         self._arrays = ArrayWriter(connection)
         self._thread = threading.Thread(target=self._serve, name="cockpit-log", daemon=True)
         self._thread.start()
@@ -305,17 +307,21 @@ class _Worker:
             execute("BEGIN IMMEDIATE")
         if batch.rewind is not None:
             rewind(self._connection, batch.rewind)
+            self._scalars.rewind(batch.rewind.step)
             self._arrays.rewind(batch.rewind.step)
         if batch.times is not None:
             execute("INSERT OR REPLACE INTO steps VALUES(?, ?, ?)", (step, *batch.times))
-        scalars = [(self._id(series), step, value) for series, value in batch.scalars]
-        many("INSERT OR REPLACE INTO scalars VALUES(?, ?, ?)", scalars)
-        for series, array in batch.arrays:
-            assert step is not None  # only events may be of none
-            self._arrays.insert(self._id(series), step, array)
-        self._arrays.pack_some()
+        if step is not None:  # events may be of none
+            self._insert(batch, step)
         many("INSERT INTO events VALUES(NULL, ?, ?, ?, ?, ?)", batch.events)
         many("INSERT INTO findings VALUES(NULL, ?, ?)", batch.findings)
+
+    def _insert(self, batch: Batch, step: int) -> None:
+        self._scalars.insert([(self._id(one), step, value) for one, value in batch.scalars])
+        self._scalars.pack_some()
+        for series, array in batch.arrays:
+            self._arrays.insert(self._id(series), step, array)
+        self._arrays.pack_some()
 
     def _id(self, series: tuple[Any, ...]) -> int:
         if series not in self._series:
@@ -331,8 +337,9 @@ class _Worker:
             self._uncommitted = None
 
     def _pack(self) -> None:
-        """Make blocks of the last arrays, and give back the room that the single ones took."""
+        """Make blocks of the last rows, and give back the room that the single ones took."""
         self._connection.execute("BEGIN IMMEDIATE")
+        self._scalars.finish()
         self._arrays.finish()
         self._commit()
         self._connection.executescript("PRAGMA incremental_vacuum")  # `execute` does a single page
