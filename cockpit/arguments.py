@@ -219,6 +219,30 @@ def read_batch_dim(batch_dim: Any) -> int | None:
     )
 
 
+def read_subsample(subsample: Any) -> int | None:
+    """Return the number of samples that are drawn from larger batches, None for all.
+
+    Raises:
+        InvalidType: if it is no whole number.
+        InvalidArgument: if it is less than 2.
+    """
+    if subsample is None:
+        return None
+    try:
+        count = operator.index(subsample)
+    except TypeError:
+        raise InvalidType(
+            "subsample must be a whole number, the samples that are drawn from larger batches, or None "
+            f"for all, got {_kind(subsample)}."
+        ) from None
+    if count < 2:
+        raise InvalidArgument(
+            f"subsample must be at least 2, since one sample has no variance, got {count}. Leave it out "
+            "to use all samples."
+        )
+    return count
+
+
 def read_step(global_step: Any) -> int:
     """Return the number of a step.
 

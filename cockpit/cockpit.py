@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from types import TracebackType
 from typing import Any
@@ -29,19 +29,31 @@ from cockpit.arguments import (
     read_parameters,
     read_quantities,
     read_step,
+    read_subsample,
 )
 from cockpit.budget import Keeper
 from cockpit.budget.clock import clock_of
 from cockpit.coverage import Coverage, known, require_usable
+from cockpit.doctor import (
+    AttendedWriter,
+    Doctor,
+    Record,
+    Rule,
+    TrainingStopped,
+    read_reactions,
+    read_rules,
+)
 from cockpit.engine import Engine, Extended, InForward, Losses, Observation, Plan, Step
 from cockpit.engine.distributed import described, ranks_of
 from cockpit.engine.plan import merged
 from cockpit.errors import CockpitError, InvalidArgument, Unsupported, warn
+from cockpit.findings import Finding
 from cockpit.forwarding import ForwardingWriter, Tracker, read_trackers
 from cockpit.gradients import MEMORY_BUDGET
-from cockpit.log import ParameterInfo, RunWriter, SilentWriter
+from cockpit.log import ParameterInfo, RunFile, RunWriter, SilentWriter
 from cockpit.pace import Pace
 from cockpit.quantities import Quantity
+from cockpit.quantities.wiring import FirstAndWith, Wiring
 from cockpit.recording import Recording
 from cockpit.reports import RunReports
 from cockpit.schedules import budget
@@ -58,6 +70,17 @@ NO_BUDGET = (
     "A budget cannot be kept on several processes: each of them would measure other times and choose other "
     "steps, and to agree they would have to meet at every step, tracked or not. Measure what the quantities "
     "cost with one process, cockpit.profile(...), and give them intervals, schedules.linear(interval)."
+)
+
+SUBSAMPLED_PROCESSES = (
+    "subsample= draws from a batch that lies in one process as a whole, and not from one that is spread over "
+    "several. Leave it out, and track less often, schedules.linear(interval), where tracking takes too long."
+)
+
+UNFORESEEN = (
+    "Extensions came with a step at which nothing else is due, and its forward pass was not watched, so they "
+    "have no results there. From now on every forward pass is watched; to have it so from the start, run an "
+    "extension along in the first step."
 )
 
 SEVERAL_LOSSES_AND_BACKPACK = (
@@ -117,10 +140,28 @@ class Cockpit(Recording):
             losses, where ``individual_losses`` are a part of the loss. It takes one more backward
             pass, at the tracked steps 1, 2, 4, 8, ..., counted from 1, and what is wrong is refused
             by name from then on.
+        subsample: Where a batch has more samples than this, so many are drawn from it without
+            replacement, anew at every tracked step and never from the global random state, and the
+            individual gradients are those of these samples. The mini-batch gradient, the losses and
+            the curvature remain those of all; sums over the samples are estimated, without bias, from
+            those drawn, and what has no such estimate (extremes, outliers, pairs of samples) is that
+            of the samples drawn. For very large batches: time and memory of the statistics go with
+            `subsample` instead of the batch. Your own transforms get the gradients of these samples. Where
+            the batch comes in K backward passes, ``subsample // K`` of each, and the passes need to have
+            equally many samples. Not with several processes.
         overhead: What tracking may take, as a share of the time that the training takes without it:
             0.05 for 5 %. The cockpit measures what its quantities cost, and tracks those that have no
             schedule of their own as often as that allows; see `cockpit.schedules.budget`. What the
             others cost is taken from it as well.
+        doctor: Whether to look for what is wrong with the training while it runs: True, or a list of
+            `cockpit.doctor.Rule`; see `cockpit.doctor`. What is found is written to the run file and
+            handed to the trackers, each finding once. How the training is put together is tracked in
+            the first three steps, and where something else is; the rules read what else is tracked,
+            best ``configuration("health")``.
+        on_finding: What else to do with a finding: ``"warn"`` (unless told otherwise), ``"log"`` (to the logger ``"cockpit"``),
+            ``"raise"`` or ``"stop"`` (raise `cockpit.doctor.TrainingStopped` at the end of the ``with``
+            block, after the backward pass), a function that takes the `cockpit.Finding`, or a list
+            of these.
         strict: Raise, rather than note, what cannot be tracked of the model and what goes wrong
             while quantities are computed.
         seed: Of the random numbers that sampled statistics draw from a generator of their own.
@@ -146,7 +187,13 @@ class Cockpit(Recording):
         trackers: Iterable[Tracker] = (),
         batch_dim: int | None = None,
         audit: bool = True,
+        subsample: int | None = None,
         overhead: float | None = None,
+        doctor: bool | Iterable[Rule] = False,
+        on_finding: str
+        | Callable[[Finding], Any]
+        | Iterable[str | Callable[[Finding], Any]]
+        | None = None,
         strict: bool = False,
         seed: int = 0,
     ) -> None:
@@ -160,6 +207,7 @@ class Cockpit(Recording):
         optimizers = read_optimizers(optimizer)
         self._loss_function = read_loss_function(loss_function)
         self._batch_dim = read_batch_dim(batch_dim)
+        self._subsample = read_subsample(subsample)
         self._extended: Extended | None = None
         self._closed = False
         self._last_entered = -1
@@ -169,6 +217,12 @@ class Cockpit(Recording):
         self._pace = Pace()
         self._dozes = True  # whether forward passes go unwatched after which nothing is due
         self._quantities = read_quantities(quantities)
+        rules = read_rules(doctor)
+        reactions = read_reactions(on_finding, rules)
+        if rules and not any(isinstance(q, Wiring) for q in self._quantities.values()):
+            wiring = Wiring(FirstAndWith(tuple(self._quantities.values())))
+            self._quantities[free_name(wiring, self._quantities)] = wiring
+        self._doctor: Doctor | None = None
         trackers = read_trackers(trackers)
         self._in_forward: dict[str, Quantity] = {}
         self._expected: int | None = None
@@ -177,19 +231,27 @@ class Cockpit(Recording):
         coverage = self._cover(optimizers)
         allowed = None if overhead is None else budget(overhead)
         self._ranks = ranks_of(params)
+        if self._ranks is not None and self._subsample is not None:
+            raise Unsupported(SUBSAMPLED_PROCESSES)
         self._writer = SilentWriter(log)
         if self._ranks is None or self._ranks.rank == 0:
-            self._writer = RunWriter(
-                log,
-                settings=self._settings(optimizers, reduction, memory_budget, seed)
-                | {"overhead": overhead}
-                | {"coverage": None if coverage is None else coverage.record()},
-                parameters=[
-                    ParameterInfo(name, tuple(p.shape), str(p.dtype).removeprefix("torch."))
-                    for name, p in named.items()
-                ],
-                resume=resume,
+            settings = (
+                self._settings(optimizers, reduction, memory_budget, seed)
+                | {"overhead": overhead, "subsample": self._subsample}
+                | {"coverage": None if coverage is None else coverage.record()}
             )
+            infos = [
+                ParameterInfo(name, tuple(p.shape), str(p.dtype).removeprefix("torch."))
+                for name, p in named.items()
+            ]
+            if rules:
+                record = Record(settings, infos, bounded=True)
+                self._doctor = Doctor(record, rules, reactions)
+                self._writer = AttendedWriter(
+                    log, settings=settings, parameters=infos, resume=resume, attended=record
+                )
+            else:
+                self._writer = RunWriter(log, settings=settings, parameters=infos, resume=resume)
         if trackers and not isinstance(self._writer, SilentWriter):
             self._writer = ForwardingWriter(self._writer, trackers)
         self._reports = RunReports(self._writer, self._quantities, strict)
@@ -207,6 +269,7 @@ class Cockpit(Recording):
             ranks=self._ranks,
             audit=audit,
             batch_dim=self._batch_dim,
+            subsample=self._subsample,
         )
         self._engine.updates.add(optimizers)
         try:
@@ -265,6 +328,7 @@ class Cockpit(Recording):
             self._extended = Extended(self._model, self._loss_function)
         recorder = self._engine.recorder
         if recorder is not None:
+            recorder.rest(False)  # for what is added between two steps
             recorder.keeps_outputs |= any(need.outputs for need in observations)
             if any(need.reevaluates for need in observations):
                 recorder.keep_random_states()
@@ -400,8 +464,10 @@ class Cockpit(Recording):
                 "optimizer that calls a closure several times, give it: Cockpit(..., optimizer=opt)."
             )
         continued = engine.continued(global_step)
-        if extensions or ((due or continued) and self._overslept()):
+        if extensions:
             self._dozes = False
+            if engine.recorder is not None and engine.recorder.asleep:
+                warn(UNFORESEEN)
         if not due and not continued and not extensions:
             if engine.recorder is not None:
                 engine.recorder.take_forward()
@@ -528,6 +594,8 @@ class Cockpit(Recording):
         finally:
             self._running = None
         self._reports.raise_failures()
+        if self._doctor is not None:
+            self._doctor.visit(self._writer.finding)
 
     @contextmanager
     def _leaving_word(self, error: BaseException | None = None) -> Iterator[None]:
@@ -555,24 +623,18 @@ class Cockpit(Recording):
                         due[name] = quantity
         self._engine.expect(due, global_step)
 
-    def _doze(self, global_step: int) -> None:
+    def _doze(self, global_step: int, failed: bool) -> None:
         """Let the hooks on the model rest in a forward pass after which nothing will be due."""
         recorder = self._engine.recorder
         if recorder is None:
             return
-        self._pace.note(global_step)
-        coming = self._pace.next
-        recorder.asleep = (
-            self._dozes
-            and coming is not None
-            and not self._engine.awaits_forward
-            and not any(_may_be_due(q, coming) for q in self._quantities.values())
-        )
-
-    def _overslept(self) -> bool:
-        """Whether the forward pass of a step went by unwatched."""
-        recorder = self._engine.recorder
-        return recorder is not None and recorder.asleep
+        if not failed:  # else the same step may come again
+            self._pace.note(global_step)
+        self._dozes = self._dozes and not self._engine.overslept
+        coming = [] if failed or not self._dozes else self._pace.coming
+        may_rest = bool(coming) and not self._engine.awaits_forward
+        due = (_may_be_due(q, step) for step in coming for q in self._quantities.values())
+        recorder.rest(may_rest and not any(due))
 
     # -- for scripts written for Cockpit 1.0 --------------------------------------------------------
 
@@ -660,6 +722,10 @@ class Cockpit(Recording):
                 f"step {state['last_entered'] + 1}. To continue that file, give its path as log=... "
                 "and resume=True."
             )
+        if self._doctor is not None:
+            self._writer.flush()
+            with RunFile(self._writer.path) as file:
+                self._doctor.remember(file.findings())
         self._engine.load_state_dict(state["engine"], self._quantities)
         self._reports.load_state_dict(state["reports"])
         self._last_entered, self._last_tracked = state["last_entered"], state["last_tracked"]
@@ -677,6 +743,9 @@ class Cockpit(Recording):
             self._budget.close()
             if self._extended is not None:
                 self._extended.close()
+            if self._doctor is not None:
+                with suppress(TrainingStopped):  # there is nothing left to stop
+                    self._doctor.visit(self._writer.finding, now=True)
             self._writer.close()
 
     def __enter__(self) -> Cockpit:
@@ -745,4 +814,4 @@ class _Watched:
         finally:
             self._cockpit._budget.decide()
             self._cockpit._expect(None if failed else self._arguments[0] + 1)
-            self._cockpit._doze(self._arguments[0])
+            self._cockpit._doze(self._arguments[0], failed)

@@ -16,6 +16,12 @@ BLOCK = 2**16
 the system and given back each time."""
 
 
+def blocks(values: Tensor) -> Sequence[Tensor]:
+    """Cut a tensor into flat blocks that suit its device: other ones than processors are best left whole."""
+    flat = values.reshape(-1)
+    return flat.split(BLOCK if flat.device.type == "cpu" else max(1, flat.numel()))
+
+
 class Bins:
     """Intervals side by side, each closed on the left, the last one on both sides.
 
@@ -64,7 +70,7 @@ class Bins:
     def counts(self, values: Tensor) -> Tensor:
         """Count values per bin, int64 `[bins + 1]`; the last entry counts the non-finite values."""
         counts = torch.zeros(self.count + 1, dtype=torch.int64, device=values.device)
-        for block in values.reshape(-1).split(BLOCK):
+        for block in blocks(values):
             counts += torch.bincount(self.index(block), minlength=self.count + 1)
         return counts
 
@@ -176,12 +182,13 @@ def _counted_together(items: Sequence[Drawn], bins: Bins) -> Iterator[Histogram]
     width, device = bins.count + 1, bins.edges.device
     values = torch.cat([item.values.reshape(-1) for item in items])
     sizes = [item.values.numel() for item in items]
-    index = torch.cat([bins.index(block) for block in values.split(BLOCK)])
+    index = torch.cat([bins.index(block) for block in blocks(values)])
     starts = torch.arange(len(items), dtype=torch.int32, device=device) * width
     first = starts.repeat_interleave(torch.tensor(sizes, device=device), output_size=sum(sizes))
     table = torch.bincount(index.add_(first), minlength=len(items) * width).reshape(-1, width)
     totals = torch.tensor([item.total for item in items], device=device)
-    table = scale_counts(table, totals, torch.tensor(sizes, device=device))
+    drawn = torch.tensor(sizes, device=device).clamp_(min=1)  # of an empty parameter none are
+    table = scale_counts(table, totals, drawn)
     for row, size in zip(table, sizes, strict=True):
         yield Histogram(row[:-1], row[-1], size)
 

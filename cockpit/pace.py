@@ -27,8 +27,8 @@ class Pace:
         self._last, self._stride = global_step, stride
 
     @property
-    def next(self) -> int | None:
-        """The number of the step that comes next, if that can be foreseen."""
+    def coming(self) -> list[int]:
+        """The number of the step that comes next and, if that is left out, of the one after; empty if unforeseen."""
         if self._last is None or self._confirmed < self._confirmations:
-            return None
-        return self._last + self._stride
+            return []
+        return [self._last + self._stride, self._last + 2 * self._stride]

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from cockpit import quantities
 from cockpit.errors import InvalidArgument
 from cockpit.quantities import Quantity
-from cockpit.schedules import linear
+from cockpit.quantities.wiring import Wiring
+from cockpit.schedules import default
 
 ECONOMY: tuple[type[Quantity], ...] = (
     quantities.Alpha,
@@ -25,10 +26,25 @@ BUSINESS: tuple[type[Quantity], ...] = (*ECONOMY, quantities.TICDiag, quantities
 
 FULL: tuple[type[Quantity], ...] = (*BUSINESS, quantities.HessMaxEV, quantities.GradHist2d)
 
+HEALTH: tuple[type[Quantity], ...] = (
+    quantities.Loss,
+    quantities.GradNorm,
+    quantities.UpdateRatio,
+    quantities.NormTest,
+    quantities.GradientNoiseScale,
+    quantities.ActivationStats,
+    quantities.NonFinite,
+    quantities.LostUpdates,
+    quantities.Alpha,
+    Wiring,
+)
+"""What the doctor reads."""
+
 PRESETS: dict[str, tuple[type[Quantity], ...]] = {
     "economy": ECONOMY,
     "business": BUSINESS,
     "full": FULL,
+    "health": HEALTH,
 }
 
 
@@ -40,14 +56,14 @@ def configuration(
     Args:
         label: ``"economy"``: what can be left on in every training. ``"business"``: and curvature
             from one more backward pass. ``"full"``: and the largest eigenvalue of the Hessian, from
-            several.
+            several. ``"health"``: what the doctor reads, ``Cockpit(..., doctor=True)``.
         track_schedule: On which steps they are tracked; every step unless told otherwise.
         verbose: Whether they print their values.
 
     Raises:
         InvalidArgument: if there is no set of that label.
     """
-    schedule = linear(1) if track_schedule is None else track_schedule
+    schedule = default() if track_schedule is None else track_schedule
     return [kind(schedule, verbose) for kind in quantities_cls_for_configuration(label)]
 
 

@@ -139,6 +139,14 @@ class RunReports:
         )
         self._note(global_step, "doubt", "loss", reason, f"Step {global_step}: the loss: {reason}.")
 
+    def drawn(self, global_step: int, count: int, size: int) -> None:
+        """Note that individual gradients are those of some of the samples."""
+        reason = (
+            f"those of {count} of {size} samples, drawn without replacement at every step; sums over the "
+            "samples are estimated from them, and the mini-batch gradient is that of all"
+        )
+        self._note(global_step, "basis", "individual gradients", reason, None)
+
     def layout(self, global_step: int, subject: str, reason: str) -> None:
         """Note what is not known for sure of where the samples lie."""
         self._note(global_step, "layout", subject, reason, None)

@@ -31,6 +31,7 @@ __all__ = [
     "Mean",
     "MinMax",
     "Need",
+    "SquareNormOfMean",
     "SquareNorms",
     "SumOfSquares",
     "Transform",
@@ -116,6 +117,17 @@ class DotMean(Transform):
         return gradients.dot_mean()
 
 
+@dataclass(frozen=True)
+class SquareNormOfMean(Transform):
+    """‖g‖² of the mini-batch gradient, `[]`; of all samples, also where only some were drawn."""
+
+    def __call__(self, gradients: IndividualGradients) -> Tensor:
+        """Return ‖g‖², the mean of the products g_i·g where all samples have one."""
+        if gradients.samples == gradients.batch.size:
+            return gradients.apply(DotMean()).mean()
+        return gradients.apply(Mean()).square().sum()
+
+
 @dataclass(frozen=True, eq=False)
 class Dot(Transform):
     """The products g_i·d with a direction, `[N]`.
@@ -191,7 +203,7 @@ class Histogram1d(Transform):
         return _bins(gradients, self.range, self.bins)
 
     def _quota(self, gradients: IndividualGradients) -> int | None:
-        return None if self.samples is None else gradients.batch.quota(self.samples)
+        return None if self.samples is None else gradients.quota(self.samples)
 
 
 @dataclass(frozen=True)
@@ -218,7 +230,7 @@ class Histogram2d(Transform):
         """Return the counts, int64 `[bins_x, bins_y]`."""
         assert gradients.parameter is not None
         x, y = map(partial(_bins, gradients), self.range, self.bins)
-        quota = None if self.samples is None else gradients.batch.quota(self.samples)
+        quota = None if self.samples is None else gradients.quota(self.samples)
         return gradients.joint_histogram(gradients.parameter, (x, y), quota)
 
 

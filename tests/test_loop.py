@@ -353,7 +353,7 @@ def test_a_quantity_with_extensions_of_its_own() -> None:
     assert NormTest(schedules.at([1])).extensions(0) == []
     (extension,) = NormTest(schedules.at([1])).extensions(1)
     assert isinstance(extension, BatchGradTransforms)
-    assert len(extension.transforms) == 2
+    assert len(extension.transforms) == 3
 
 
 def test_two_functions_of_one_name_are_refused() -> None:

@@ -339,7 +339,7 @@ def test_needs_and_layers(ticks: Ticks) -> None:
     sizes = {name: parameter.numel() for name, parameter in training.model.named_parameters()}
     layers = {(c.parameter, c.need): c.seconds.median for c in found.layers}
     expected = {(name, "SlowNorms"): size for name, size in sizes.items()}
-    for need in ("SquareNorms", "DotMean"):
+    for need in ("SquareNorms", "DotMean", "SquareNormOfMean"):
         expected |= {(name, need): 0 for name in sizes}
     assert layers == expected
     assert [c.parameter for c in found.layers][:2] == ["0.weight", "2.weight"]
@@ -348,6 +348,7 @@ def test_needs_and_layers(ticks: Ticks) -> None:
         "SlowNorms": (sum(sizes.values()), ("OfSlowNorms", "AlsoOfSlowNorms")),
         "SquareNorms": (0, ("NormTest",)),
         "DotMean": (0, ("NormTest",)),
+        "SquareNormOfMean": (0, ("NormTest",)),
     }
 
 

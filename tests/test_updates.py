@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -241,3 +242,25 @@ def test_the_slope_along_the_update_needs_all_parameters_that_move() -> None:
     output = watch.get_output()
     assert [number for number in output if "Alpha" in output[number]] == [2, 3]
     watch.close()
+
+
+def test_parameters_that_change_their_precision_do_not_stop_the_training() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = Cockpit(model, [Alpha(), UpdateSize()], optimizer=optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CockpitWarning)
+        for step in range(6):
+            if step == 3:
+                model.double()
+            x = torch.randn(8, 3, dtype=next(model.parameters()).dtype)
+            losses = model(x).square().sum(1)
+            loss = losses.mean()
+            optimizer.zero_grad()
+            with watch(step, loss=loss, individual_losses=losses):
+                loss.backward()
+            optimizer.step()
+        watch.close()
+    assert {0, 1, 3, 4, 5} <= {
+        s for s, of_step in watch.get_output().items() if "UpdateSize" in of_step
+    }

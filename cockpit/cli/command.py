@@ -20,14 +20,14 @@ class Command:
         what: What it does, as the list of commands says it.
         example: A full line that uses it.
         arguments: Adds its arguments to a parser.
-        run: Does it. Its errors become exit codes: see `cockpit.cli.main`.
+        run: Does it, and may return an exit code. Its errors become exit codes: see `cockpit.cli.main`.
     """
 
     name: str
     what: str
     example: str
     arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], None]
+    run: Callable[[argparse.Namespace], int | None]
 
 
 def run_argument(parser: argparse.ArgumentParser) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cockpit.cli import compare, demo, export, plot, report, serve, show, watch
+from cockpit.cli import compare, demo, doctor, export, plot, report, serve, show, watch
 from cockpit.cli.command import Command
 
 __all__ = ["COMMANDS"]
@@ -11,6 +11,7 @@ COMMANDS: tuple[Command, ...] = (
     demo.COMMAND,
     show.COMMAND,
     watch.COMMAND,
+    doctor.COMMAND,
     serve.COMMAND,
     plot.COMMAND,
     report.COMMAND,

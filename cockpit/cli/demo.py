@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["COMMAND"]
 
 QUICK_STEPS = 24
-PRESETS = ("economy", "business", "full")  # those of cockpit.presets, which loads torch
+PRESETS = ("economy", "business", "full", "health")  # those of cockpit.presets, which loads torch
 PLAIN_LINES = 10
 
 

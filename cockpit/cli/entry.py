@@ -19,7 +19,8 @@ OK, FAILURE, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code.
 
-    That is 0 for success, 1 for a failure, 2 for a mistake in what was asked for, 130 for Ctrl-C.
+    That is 0 for success, 1 for a failure, or where the doctor has found something, 2 for a mistake in
+    what was asked for, 130 for Ctrl-C.
 
     Args:
         arguments: Those of the command line, unless given.
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return USER_ERROR
     try:
-        chosen.command(chosen)
+        code = chosen.command(chosen)
         sys.stdout.flush()
     except CockpitError as error:
         return _complain(error, USER_ERROR)
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(error, FAILURE)
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
-    return OK
+    return code or OK
 
 
 def _complain(problem: object, code: int) -> int:

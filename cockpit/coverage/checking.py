@@ -61,6 +61,9 @@ class _Heard:
     def doubt(self, global_step: int, times: float) -> None:
         """Ignore it: the loss is a sum."""
 
+    def drawn(self, global_step: int, count: int, size: int) -> None:
+        """Ignore it: all samples are looked at."""
+
     def layout(self, global_step: int, subject: str, reason: str) -> None:
         """Ignore it: the losses are known."""
 

@@ -156,6 +156,7 @@ class Coverage:
             "trained": len(self.trained),
             "tracked": len(self.tracked),
             "elements": dict(elements),
+            "frozen": [row.name for row in self.rows if row.served_by == FROZEN],
             "gaps": {row.name: f"{row.gap}; {row.way_out}" for row in self.gaps},
             "notes": [f"{names}: {note}" if names else note for names, note in self.remarks()],
         }

@@ -53,7 +53,7 @@ UNKNOWN_UPDATE = (
 )
 
 Observer = Callable[[Need, str, Callable[[], Any]], Any]
-"""Calls what meets a need for a parameter, or for the model as a whole where the name is empty, and returns its value."""
+"""Calls what meets a need for a parameter, or for the model where the name is empty, and returns its value."""
 
 
 class Engine:
@@ -70,6 +70,7 @@ class Engine:
         ranks: The processes that train the model together, if they are several.
         audit: Whether to check the individual gradients; see `Audit`.
         batch_dim: Dimension of the activations in which the samples lie; None to see by oneself.
+        subsample: Of how many samples individual gradients are looked at, at most; None for all.
 
     Attributes:
         observer: Where it is set, every need is met through it: for measurements.
@@ -87,6 +88,7 @@ class Engine:
         ranks: Ranks | None = None,
         audit: bool = True,
         batch_dim: int | None = None,
+        subsample: int | None = None,
     ) -> None:
         self.parameters = dict(parameters)
         self._model, self._reduction, self._reports = model, reduction, reports
@@ -110,8 +112,11 @@ class Engine:
         self._paused: Running | None = None
         self.pending = Pending(reports, ranks)
         self._waiting: dict[str, IndividualGradients] = {}
+        self._held = 0  # bytes of dense gradients that wait with them
         self._waiting_step: Step | None = None
         self._update: PerParameter | None = None
+        self._kept_by_others = False  # whether a value of a need is a part of it
+        self._subsample = subsample
         self.observer: Observer | None = None
         self._refused: set[str] = set()  # modules that a quantity cannot have, once noted
 
@@ -134,6 +139,11 @@ class Engine:
         needs = self.pending.wanted(global_step)
         self.pending.flush()
         return needs
+
+    @property
+    def overslept(self) -> bool:
+        """Whether the hooks on the model rested in a part of the forward pass of the last tracked step."""
+        return self._gathering.overslept
 
     @property
     def awaits_forward(self) -> bool:
@@ -163,12 +173,15 @@ class Engine:
         step.carried = self._carried
         step.optimizers = self.updates.optimizers
         running = self._running = Running(step, plan, kept, passes)
+        self._held = 0
         try:
             loss = losses.plain
             if loss is not None:
                 step.live = self._live(step, loss, losses, passes)
+            self._gathering.overslept = False
             if self.recorder is not None:
                 self.recorder.batch_size = None  # of an earlier step
+                self._gathering.overslept = self.recorder.asleep
             self._take_forward(running)
             at_entry = plan.observations(Moment.ENTRY)
             if plan.wants_gradients or any(need.outputs for need in at_entry):
@@ -196,6 +209,8 @@ class Engine:
     def _begin_pass(self, running: Running, losses: Losses) -> None:
         scale = losses.scale(self._reduction)
         gathered = Gathered(running.step.global_step, scale, losses.size)
+        if self._subsample is not None:
+            gathered.subsample = max(1, self._subsample // running.passes)
         running.step.scale = scale
         running.done.append(gathered)
         deliver = None
@@ -282,7 +297,12 @@ class Engine:
         if plan.functions:
             results = {n: function(handle) for n, function in plan.functions.items()}
             setattr(handle.parameter, SAVEFIELD, results)
-        handle.release()
+        # What is dense already will not have to be computed again for the update that follows.
+        held = handle.held if plan.along_update else 0
+        if 0 < held <= handle.batch.memory_budget // 2 - self._held:
+            self._held += held
+        else:
+            handle.release()
         if plan.along_update:
             self._waiting[name] = handle
 
@@ -344,6 +364,7 @@ class Engine:
             self._join(running)
         elif isinstance(step.scale, SeveralLosses):
             step.loss, step.individual_losses = step.scale.loss, step.scale.individual
+        step.draw = running.draw
         self._distrust_entry(running)
         self._put_in_order(running)
         self._observe(Moment.EXIT)
@@ -362,6 +383,8 @@ class Engine:
         """Wait for the update that follows, or say why it will not be known."""
         self._waiting_step = step
         spare, self._update = self._update, None
+        if self._kept_by_others:
+            spare = None
         unknown = self.updates.begin(spare)
         if unknown is not None:
             self._waiting_step = None
@@ -388,6 +411,10 @@ class Engine:
         step.scale, step.loss = scale, scale.loss()
         losses = [part.scale.individual for part in parts if part.scale.individual is not None]
         step.individual_losses = torch.cat(losses) if len(losses) == len(parts) else None
+        uneven = running.uneven_draws()
+        if uneven is not None:
+            parts[0].fault = parts[0].fault or uneven
+            return
         batch, factors = self._gathering.batch(step.global_step, step.batch_size), scale.factors()
         for _, handles in self._kept(running, self._reports.untracked):
             with plain_arithmetic(handles[0].device):
@@ -521,6 +548,7 @@ class Engine:
             agree(self._ranks, step.values, needs)
         self.pending.compute()
         self._update = update if self.pending else None
+        self._kept_by_others = any(_shares(step.values[need], update) for need in needs)
         if self.pending and at_optimizer_step:
             self.updates.remember_end()
         self.pending.flush()
@@ -556,6 +584,7 @@ class Engine:
             "carried": packed_by_need(self._carried),
             "pending": self.pending.state_dict(),
             "refused": sorted(self._refused),
+            "agreed": sorted(self._gathering.agreed),
         }
 
     def load_state_dict(
@@ -564,11 +593,13 @@ class Engine:
         """Take up what another engine carried, for those of its quantities that are among these."""
 
         def put(tensor: Tensor) -> Tensor:
-            return tensor.to(next(iter(self.parameters.values())).device)
+            # A copy, for an update's memory is used again.
+            return tensor.to(next(iter(self.parameters.values())).device, copy=True)
 
         self.start = unpacked(state["start"], put)
         self._update = unpacked(state["update"], put)
         self._refused = set(state["refused"])
+        self._gathering.agreed = set(state.get("agreed", ()))
         self.pending.load_state_dict(state["pending"], quantities, self.parameters, put)
         asked = [n for name, q in quantities.items() for n in self.pending.needs_of(name, q, 0)]
         self._carried = by_need(state["carried"], asked, put)
@@ -584,6 +615,14 @@ class Engine:
         self.updates.close()
         if self.recorder is not None:
             self.recorder.close()
+
+
+def _shares(value: Any, update: PerParameter) -> bool:
+    """Whether a value of a need is a part of an update, rather than computed from it."""
+    found = value.values() if isinstance(value, Mapping) else [value]
+    tensors = [item for item in found if isinstance(item, Tensor) and item.numel() > 1]
+    places = {item.untyped_storage().data_ptr() for item in tensors}
+    return bool(places) and any(u.untyped_storage().data_ptr() in places for u in update.values())
 
 
 def _keep(gathered: Gathered, handle: IndividualGradients) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from backpack import backpack
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
@@ -24,16 +25,19 @@ from cockpit.gradients import (
     Batch,
     Call,
     Collector,
+    Draw,
     HandleFeed,
     IndividualGradients,
     Recorder,
+    Subsampled,
 )
 from cockpit.gradients.graph import Graph
 from cockpit.gradients.nodes import Direct, Use, direct_uses, watch
+from cockpit.gradients.recorder import has_hooks_of_others
 
 OVERSLEPT = (
-    "its forward pass was not watched: going by the steps before, one was to come at which nothing is due; "
-    "from now on every forward pass is watched"
+    "a part of its forward pass was not watched: going by the steps before, one was to come at which nothing "
+    "is due; from now on every forward pass is watched"
 )
 
 UNSEEN = (
@@ -68,6 +72,8 @@ class Gathered:
         handles: The individual gradients by parameter, where they are kept beyond the pass.
         refused: Parameters that have no individual gradients in it.
         fault: Why none of them can be trusted, if so.
+        subsample: Of how many samples individual gradients are wanted at most; None for all.
+        draw: The samples whose gradients these are, where they are not all.
     """
 
     global_step: int
@@ -76,6 +82,8 @@ class Gathered:
     handles: dict[str, IndividualGradients] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
     fault: str | None = None
+    subsample: int | None = None
+    draw: Draw | None = None
     cleanup: ExitStack = field(default_factory=ExitStack)
     collector: Collector | None = None
     passes: Passes = field(default_factory=Passes)
@@ -137,9 +145,12 @@ class Gathering:
         self._recorder = recorder
         self._memory_budget, self._seed, self._reports = memory_budget, seed, reports
         self._unchecked = set(parameters)  # whose individual gradients were never summed
+        self.agreed: set[str] = set()  # whose individual gradients added up to the gradient
         self._reduction_checked = False
         self._noted: set[str] = set()
+        self._counts: set[tuple[int, int]] = set()  # of samples drawn, and of the batch, once noted
         self._ahead: _Read | None = None
+        self.overslept = False  # whether the hooks on the model rested in a part of the forward pass
 
     def seed_of(self, global_step: int) -> int:
         """Return the seed of the random numbers of a step."""
@@ -164,6 +175,8 @@ class Gathering:
         self._audit.begin()
         graph = None if loss is None else self._graph([loss])
         if graph is None or individual is None or len(individual) < 2 or not self._audit.enabled:
+            return
+        if self.overslept:
             return
         if individual.grad_fn not in graph.above:
             self._note_once(global_step, "audit", NOT_AUDITED)
@@ -197,7 +210,11 @@ class Gathering:
     def _graph(self, losses: Sequence[Tensor]) -> Graph | None:
         """Read the graph of the losses, where there are hooks on the model."""
         roots = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
-        return Graph(*roots) if roots and self._recorder is not None else None
+        if not roots or self._recorder is None:
+            return None
+        graph = Graph(*roots)
+        self.overslept |= self._recorder.slept_through(graph)
+        return graph
 
     def _listen(self, collector: Collector, direct: Direct, cleanup: ExitStack) -> None:
         """Let a collector hear of a pass of ours."""
@@ -263,7 +280,7 @@ class Gathering:
                 if not parameter.requires_grad:
                     continue
                 cleanup.callback(parameter.register_post_accumulate_grad_hook(accumulated).remove)
-                if name in self._unchecked:
+                if name in self._unchecked or self._takes_arrived(gathered, parameter):
                     see = partial(_add, gathered.arriving, name)
                     cleanup.callback(parameter.register_hook(see).remove)
         if extensions:
@@ -331,10 +348,29 @@ class Gathering:
         if name is None:
             return
         handle.name = name
-        if name in gathered.arriving and not gathered.mixed:
+        arrived = None if gathered.mixed else gathered.arriving.pop(name, None)
+        if arrived is not None and name in self._unchecked:
             self._unchecked.discard(name)
-            gathered.sums.compare(name, handle, gathered.arriving.pop(name))
-        deliver(handle)
+            gathered.sums.compare(name, handle, arrived)
+        deliver(self._drawn(gathered, handle, arrived))
+
+    def _takes_arrived(self, gathered: Gathered, parameter: nn.Parameter) -> bool:
+        """Whether the gradient that arrives at a parameter stands for the mean over all samples."""
+        few, size = gathered.subsample, gathered.batch_size
+        return few is not None and not 0 < size <= few and not has_hooks_of_others(parameter)
+
+    def _drawn(
+        self, gathered: Gathered, handle: IndividualGradients, arrived: Tensor | None
+    ) -> IndividualGradients:
+        """Return the gradients of the samples that are drawn, where there are more than wanted."""
+        batch, few = handle.batch, gathered.subsample
+        if few is None or batch.size <= few:
+            return handle
+        gathered.draw = Draw.of(batch, few)
+        gradient = handle.mean
+        if arrived is not None and not arrived.is_sparse and handle.name in self.agreed:
+            gradient = partial(_mean_of, arrived, handle.dtype, batch)
+        return Subsampled.of(handle, gathered.draw, gradient)
 
     def finish(self, gathered: Gathered) -> None:
         """Take what no layer has reported, and note what cannot be had."""
@@ -351,7 +387,9 @@ class Gathering:
             if known is None and gathered.batch_size:
                 known = self._scaled_batch(gathered)
             collector.finish([p for p in self._parameters.values() if p.requires_grad], known)
+        self.agreed |= gathered.sums.names
         for name, layer, apart in gathered.sums.apart():
+            self.agreed.discard(name)
             self._reports.mismatch(gathered.global_step, name, layer, apart)
         gathered.arriving.clear()
         gathered.collector = None  # it refers back, and a circle would outlive the step
@@ -364,6 +402,14 @@ class Gathering:
             if times is not None:
                 self._reports.doubt(gathered.global_step, times)
         gathered.refused |= self._report_refused(gathered.global_step, collector)
+        if gathered.draw is not None:
+            self._report_draw(gathered.global_step, gathered.draw, gathered.batch_size)
+
+    def _report_draw(self, global_step: int, draw: Draw, size: int) -> None:
+        counts = draw.batch.size, size
+        if counts not in self._counts:
+            self._counts.add(counts)
+            self._reports.drawn(global_step, *counts)
 
     def _report_refused(self, global_step: int, collector: Collector) -> set[str]:
         refused = {
@@ -378,8 +424,8 @@ class Gathering:
     def _fault(self, gathered: Gathered, collector: Collector) -> str | None:
         """Return why the individual gradients cannot be trusted as a whole, if so."""
         scale = gathered.scale
-        if self._recorder is not None and self._recorder.asleep:
-            return OVERSLEPT  # some parameters may be served from the graph, but not all
+        if self.overslept:
+            return OVERSLEPT  # some parameters may be served all the same, but not all
         if collector.batch is None and self._recorder is None:
             return (
                 "no layer reported to BackPACK: the cockpit was given bare parameters, and then "
@@ -435,6 +481,8 @@ class Gathering:
                 handle.release()
 
         direct = self._direct(global_step, batch_size, self._graph([loss]))
+        if self.overslept:
+            raise NotChecked(OVERSLEPT)
         collector = Collector(
             partial(self._batch_of_call, global_step, batch_size),
             keep,
@@ -461,6 +509,11 @@ class Gathering:
         if report:
             self._report_refused(global_step, collector)
         return PerParameter((name, values[name]) for name in self._parameters if name in values)
+
+
+def _mean_of(arrived: Tensor, dtype: torch.dtype, batch: Batch) -> Tensor:
+    """Return g from the gradient that arrived at the parameter."""
+    return arrived.to(dtype) * (batch.scale / batch.size)
 
 
 def _used(passes: Passes, taker: Collector | Arrivals, use: Use, grad: Tensor) -> None:

@@ -223,6 +223,10 @@ class Relay:
         """Keep the note of a loss that is neither a mean nor a sum."""
         self._notes.append(("doubt", (global_step, times)))
 
+    def drawn(self, global_step: int, count: int, size: int) -> None:
+        """Keep the note of how many samples were drawn."""
+        self._notes.append(("drawn", (global_step, count, size)))
+
     def layout(self, global_step: int, subject: str, reason: str) -> None:
         """Keep the note of what is not known for sure of where the samples lie."""
         self._notes.append(("layout", (global_step, subject, reason)))

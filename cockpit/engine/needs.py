@@ -11,13 +11,11 @@ import torch
 from torch import Tensor
 
 from cockpit.engine.step import NotChecked, PerParameter, Step
+from cockpit.histograms import blocks
 from cockpit.transforms import Need, Transform
 
 if TYPE_CHECKING:
     from cockpit.gradients import Call, IndividualGradients
-
-BLOCK = 2**15
-"""Numbers that are compared at a time: the difference stays in the processor's cache."""
 
 Update = PerParameter
 """The change of each parameter in an update, d = θ_{t+1} − θ_t."""
@@ -107,7 +105,7 @@ class OfUpdate(Need):
     """Whether it needs ``parameter.grad`` as it was when the optimizer stepped."""
 
     def observe(self, step: Step, update: Update) -> Any:
-        """Return the value, which must not be a part of `update`: its memory is used again."""
+        """Return the value."""
         raise NotImplementedError
 
 
@@ -233,7 +231,7 @@ class DistanceFromStart(Observation):
 
 def _distance(first: Tensor, second: Tensor) -> Tensor:
     """Return ‖first − second‖, `[]`, without a difference as large as these."""
-    parts = zip(first.reshape(-1).split(BLOCK), second.reshape(-1).split(BLOCK), strict=True)
+    parts = zip(blocks(first), blocks(second), strict=True)
     norms = [torch.linalg.vector_norm(a - b) for a, b in parts]
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
@@ -315,20 +313,26 @@ class UpdateNorms(OfUpdate):
 
 @dataclass(frozen=True)
 class DotUpdate(AlongUpdate):
-    """g_i·d with the update that follows, per parameter `[N]`."""
+    """g_i·d with the update that follows, per parameter `[N]`.
+
+    Where only k of the samples were drawn, `[k]`, shifted so that their mean is that of all.
+    """
 
     def project(self, gradients: IndividualGradients, update: Tensor) -> Tensor:
         """Return the products."""
-        return gradients.dot(update)
+        return gradients.slopes(update)
 
 
 @dataclass(frozen=True)
 class DotPreviousUpdate(AlongPreviousUpdate):
-    """g_i·d with the update that led here, per parameter `[N]`."""
+    """g_i·d with the update that led here, per parameter `[N]`.
+
+    Where only k of the samples were drawn, `[k]`, shifted so that their mean is that of all.
+    """
 
     def project(self, gradients: IndividualGradients, update: Tensor) -> Tensor:
         """Return the products."""
-        return gradients.dot(update)
+        return gradients.slopes(update)
 
 
 __all__ = [

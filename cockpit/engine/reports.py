@@ -37,5 +37,8 @@ class Reports(Protocol):
     def doubt(self, global_step: int, times: float) -> None:
         """Hear of a loss that is so many times the mean of the samples' losses: no mean and no sum."""
 
+    def drawn(self, global_step: int, count: int, size: int) -> None:
+        """Hear that individual gradients are those of `count` samples, drawn from the `size` of the batch."""
+
     def layout(self, global_step: int, subject: str, reason: str) -> None:
         """Hear of what is not known for sure of where the samples lie."""

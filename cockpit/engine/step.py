@@ -15,6 +15,7 @@ from cockpit.engine.live import Basis, Live
 from cockpit.engine.scale import AccumulatedScale
 from cockpit.engine.several import Scale
 from cockpit.errors import CockpitError
+from cockpit.gradients import Draw
 from cockpit.transforms import Need
 
 
@@ -82,6 +83,7 @@ class Step:
         memory: What the quantity that is being computed remembered when the step began.
         carried: What needs have kept for themselves from earlier steps, by need.
         optimizers: The optimizers that are known.
+        draw: The samples whose individual gradients were looked at, where these are not all.
     """
 
     global_step: int
@@ -98,6 +100,7 @@ class Step:
     memory: Any = None
     carried: dict[Need, Any] = field(default_factory=dict)
     optimizers: Sequence[Any] = ()
+    draw: Draw | None = None
 
     def __getitem__(self, need: Need) -> Any:
         """Return the value of a need that the quantity has declared.

@@ -44,6 +44,11 @@ class Sums:
             sorted({type(call.module).__name__ for call in handle.calls})
         )
 
+    @property
+    def names(self) -> set[str]:
+        """The parameters whose gradients were compared."""
+        return set(self._layers)
+
     def apart(self) -> Iterator[tuple[str, str, float]]:
         """Yield the parameters whose gradients do not add up.
 

@@ -148,7 +148,7 @@ class UpdateWatch:
         with self.around():
             with torch.no_grad():
                 for name, before in update.items():
-                    torch.sub(self._parameters[name], before, out=before)
+                    _subtract(self._parameters[name].detach(), before)
             self._end = None
             self._on_update(update, at_optimizer_step)
 
@@ -161,7 +161,10 @@ class UpdateWatch:
         end, self._end = self._end, None
         if end is None:
             return False
-        return not torch.allclose(end, self._norms(), rtol=0, atol=0, equal_nan=True)
+        now = self._norms()
+        if (now.dtype, now.device) != (end.dtype, end.device):  # they were moved indeed
+            return True
+        return not torch.allclose(end, now, rtol=0, atol=0, equal_nan=True)
 
     def _norms(self) -> Tensor:
         """Return the norms of the parameters: equal ones will do as a sign that these are the same."""
@@ -175,6 +178,14 @@ class UpdateWatch:
             for hook in hooks:
                 hook.remove()
         self._hooks.clear()
+
+
+def _subtract(now: Tensor, before: Tensor) -> None:
+    """Write now − before over `before`; NaN where a parameter has been replaced by one of another shape."""
+    if now.shape != before.shape:
+        before.fill_(torch.nan)
+    else:
+        torch.sub(now.to(before), before, out=before)
 
 
 def _copied(parameter: Tensor, spare: Tensor | None) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor
 T = TypeVar("T")
 
 MEMORY_BUDGET = 64 * 2**20
-"""Bytes that dense pieces of individual gradients, with their temporaries, may take unless told otherwise."""
+"""Bytes that dense pieces of individual gradients, with their temporaries, may take unless told otherwise. Half
+as many may be kept beside until the update."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,60 @@ class Batch:
     def generator(self, device: torch.device) -> torch.Generator:
         """Return a generator of random numbers of our own, in the same state at every call."""
         return torch.Generator(device=device).manual_seed(self.seed)
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """Some of the samples of a batch, in their order.
+
+    Args:
+        batch: What their handles share, with their number k.
+        index: Which ones they are, int64 `[k]`, ascending, on the host.
+    """
+
+    batch: Batch
+    index: Tensor
+
+    @classmethod
+    def of(cls, batch: Batch, count: int) -> Draw:
+        """Draw `count` samples without replacement, the same ones for all handles of a pass."""
+
+        def make() -> Draw:
+            # Another stream than that of the values drawn within a handle.
+            source = torch.Generator().manual_seed(batch.seed ^ STREAM)
+            index = torch.randperm(batch.size, generator=source)[:count].sort().values
+            return cls(replace(batch, size=len(index), shared={}), index)
+
+        return batch.once(("draw", count), make)
+
+    @classmethod
+    def joined(cls, draws: Sequence[Draw], sizes: Sequence[int]) -> Draw:
+        """Return what was drawn from several batches, as samples of all of these together.
+
+        Args:
+            draws: From each of them.
+            sizes: Their numbers of samples N.
+        """
+        starts = [0, *accumulate(sizes)]
+        index = torch.cat([d.index + start for d, start in zip(draws, starts, strict=False)])
+        return cls(replace(draws[0].batch, size=len(index), shared={}), index)
+
+    def on(self, device: torch.device) -> Tensor:
+        """Return the index on a device."""
+        return self.batch.once(("index", device), lambda: self.index.to(device))
+
+    def of_entries(self, count: int) -> Draw:
+        """Return the entries of these samples, where each has `count` that follow each other."""
+
+        def make() -> Draw:
+            index = (self.index.unsqueeze(1) * count + torch.arange(count)).reshape(-1)
+            return Draw(replace(self.batch, size=len(index), shared={}), index)
+
+        return self.batch.once(("entries", count), make)
+
+
+STREAM = 0x5EED_5A3B1E
+"""Tells the seed of the samples that are drawn from that of other random numbers."""
 
 
 def working_dtype(*tensors: Tensor) -> torch.dtype:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
-from cockpit.gradients.batch import Batch
+from cockpit.gradients.batch import Batch, Draw
 from cockpit.gradients.products import Products
 
 Convolution = (
@@ -41,8 +41,8 @@ class ConvolutionGradients(Products):
         batch: What all handles of the backward pass share.
         module: The layer.
         inputs: Its input, padded, `[N, C, *spatial]`.
-        grad_output: Individual gradients with respect to its output, `[N, O, *spatial_out]`, in the
-            scale of g_i.
+        grad_output: Individual gradients with respect to its output, `[N, O, *spatial_out]`. One of the
+            two holds the scale of g_i.
     """
 
     def __init__(
@@ -59,6 +59,15 @@ class ConvolutionGradients(Products):
         self.kernel_size, self.stride = tuple(module.kernel_size), tuple(module.stride)
         self.dilation = tuple(module.dilation)
         self.spatial = len(self.kernel_size)
+
+    def select(self, draw: Draw) -> ConvolutionGradients:
+        """Return those of some of the samples."""
+        chosen: ConvolutionGradients = self._with(draw.batch)
+        index = draw.on(self.device)
+        chosen._a = self._a.index_select(0, index)
+        chosen.grad_output = self.grad_output.index_select(0, index)
+        chosen.b = chosen.grad_output.reshape(len(index), *self.b.shape[1:])
+        return chosen
 
     def a(self, samples: slice) -> Tensor:
         """Unfold the patches under the kernel, `[n, G, (C/G)·K, T]`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cockpit.gradients.batch import Batch
+from cockpit.gradients.batch import Batch, Draw
 from cockpit.gradients.handle import IndividualGradients
 
 
@@ -24,6 +24,11 @@ class Folded(IndividualGradients):
     def __init__(self, batch: Batch, entries: IndividualGradients, count: int) -> None:
         super().__init__(batch, entries.shape, entries.dtype, entries.device)
         self._entries, self._count = entries, count
+
+    def select(self, draw: Draw) -> Folded:
+        """Return those of some of the samples, from their entries."""
+        entries = self._entries.select(draw.of_entries(self._count))
+        return Folded(draw.batch, entries, self._count)
 
     def piece(self, samples: slice) -> Tensor:
         """Add up the entries of some samples, `[n, *shape]`, one sample at a time where memory asks for it."""

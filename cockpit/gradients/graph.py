@@ -41,6 +41,11 @@ class Graph:
                     waiting.append(below)
                 self.above[below].append((node, slot))
 
+    @property
+    def oldest(self) -> int:
+        """The least number of its nodes, which are numbered as they are made."""
+        return min(self._numbered, default=0)
+
     def custom(self) -> Iterable[Node]:
         """Yield the nodes of autograd functions that are written in Python."""
         kind = torch.autograd.function.BackwardCFunction
@@ -107,3 +112,11 @@ def readable(node: Node) -> bool:
     names = [name for name in dir(node) if name.startswith("_raw_saved_")]
     values = pytree.tree_leaves([getattr(node, name) for name in names])
     return all(getattr(value, "unpack_hook", ...) is None for value in values)
+
+
+def next_number() -> int:
+    """Return a number that no node has yet, and which the nodes have that are made after this."""
+    with torch.enable_grad():
+        made = torch.zeros((), requires_grad=True).clone().grad_fn
+    assert made is not None
+    return made._sequence_nr() + 1

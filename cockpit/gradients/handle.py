@@ -8,12 +8,13 @@ a closed form for.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from cockpit.gradients.batch import Batch
+from cockpit.gradients.batch import Batch, Draw
 from cockpit.histograms import Bins, Drawn, Histogram
 
 if TYPE_CHECKING:
@@ -67,7 +68,22 @@ class IndividualGradients:
         """Return the gradients of some samples, `[n, *shape]`."""
         raise NotImplementedError
 
+    def select(self, draw: Draw) -> IndividualGradients:
+        """Return the gradients of some of the samples."""
+        return Selected(self, draw)
+
+    def _with(self, batch: Batch) -> Any:
+        """Return a copy for another batch, without what was computed for this one."""
+        other = copy(self)
+        other.batch, other._whole, other._applied = batch, None, {}
+        return other
+
     # -- dense pieces -----------------------------------------------------------------------------
+
+    @property
+    def samples(self) -> int:
+        """How many of the N samples there are gradients of: all, unless only some were drawn."""
+        return self.batch.size
 
     @property
     def numel(self) -> int:
@@ -107,6 +123,11 @@ class IndividualGradients:
     def _rows(self) -> Iterator[tuple[slice, Tensor]]:
         for samples, piece in self.chunks():
             yield samples, piece.reshape(len(piece), self.numel)  # [n, D]
+
+    @property
+    def held(self) -> int:
+        """Bytes of the dense gradients that are kept until `release`."""
+        return 0 if self._whole is None else self._whole.nbytes
 
     def release(self) -> None:
         """Forget what can be computed again."""
@@ -173,6 +194,10 @@ class IndividualGradients:
             products[samples] = rows @ flat
         return products
 
+    def slopes(self, direction: Tensor) -> Tensor:
+        """Return the products g_i·d as `dot` does, with the mean g·d of the mini-batch, `[N]`."""
+        return self.dot(direction)
+
     def dot_mean(self) -> Tensor:
         """Return the products g_i·g with the mini-batch gradient g, `[N]`. Their mean is ‖g‖²."""
         return self.dot(self.mean())
@@ -235,6 +260,10 @@ class IndividualGradients:
                 counts += torch.bincount(pairs, minlength=counts.numel())
         return Histogram.joint(counts.reshape(shape), self.total, self.total)
 
+    def quota(self, samples: int) -> int:
+        """Return the share of this parameter in `samples` values drawn over all tracked ones."""
+        return self.batch.quota(samples)
+
     def drawn(self, bins: Bins, samples: int | None = None) -> Histogram | Drawn:
         """Return what `histogram` does, or the values of which it does, to be counted with others."""
         if type(self).histogram is not IndividualGradients.histogram or samples is None:
@@ -263,6 +292,38 @@ class IndividualGradients:
         return Sample(rows[index], index % self.numel)
 
 
+class Selected(IndividualGradients):
+    """The gradients of some of the samples, taken from those of all as they are asked for.
+
+    Args:
+        origin: The gradients of all samples.
+        draw: The samples.
+    """
+
+    def __init__(self, origin: IndividualGradients, draw: Draw) -> None:
+        super().__init__(draw.batch, origin.shape, origin.dtype, origin.device)
+        self._origin, self._index = origin, draw.index
+
+    def piece(self, samples: slice) -> Tensor:
+        """Return the gradients of some of the samples, those that stand side by side at a time."""
+        pieces = [self._origin.piece(run) for run in _runs(self._index[samples].tolist())]
+        return torch.cat(pieces) if pieces else self._empty(0, *self.shape)
+
+    def release(self) -> None:
+        """Forget what can be computed again, here and in what it is taken from."""
+        super().release()
+        self._origin.release()
+
+
+def _runs(index: list[int]) -> Iterator[slice]:
+    """Yield slices that together are the numbers of an ascending list."""
+    start = 0
+    for place, number in enumerate(index):
+        if place + 1 == len(index) or index[place + 1] != number + 1:
+            yield slice(index[start], number + 1)
+            start = place + 1
+
+
 class Dense(IndividualGradients):
     """Individual gradients that are small enough to be stored, `[N, *shape]`: biases, norm layers."""
 
@@ -275,6 +336,11 @@ class Dense(IndividualGradients):
         assert self._whole is not None
         return self._whole[samples]
 
+    def select(self, draw: Draw) -> Dense:
+        """Return those of some of the samples."""
+        assert self._whole is not None
+        return Dense(draw.batch, self._whole.index_select(0, draw.on(self.device)))
+
     def sample(self, count: int) -> Sample:
         """Draw values of all samples, of some elements at random, the same for every sample."""
         if not self.batch.size <= count <= self.total:
@@ -285,6 +351,11 @@ class Dense(IndividualGradients):
         rows = self.dense().reshape(self.batch.size, self.numel)
         return Sample(rows.index_select(1, elements), elements)
 
+    @property
+    def held(self) -> int:
+        """None: they are kept as they are."""
+        return 0
+
     def release(self) -> None:
         """Keep the values: they cannot be computed again."""
         self._applied.clear()
@@ -292,6 +363,10 @@ class Dense(IndividualGradients):
 
 class Zero(IndividualGradients):
     """Individual gradients of a parameter that had no part in the loss: all zero."""
+
+    def select(self, draw: Draw) -> Zero:
+        """Return zeros of fewer samples."""
+        return Zero(draw.batch, self.shape, self.dtype, self.device)
 
     def piece(self, samples: slice) -> Tensor:
         """Return zeros."""
@@ -354,6 +429,10 @@ class Sum(IndividualGradients):
             dtype = torch.promote_types(dtype, part.dtype)
         super().__init__(first.batch, first.shape, dtype, first.device)
         self.parts = parts
+
+    def select(self, draw: Draw) -> Sum:
+        """Return the sum of the parts of some of the samples."""
+        return Sum([part.select(draw) for part in self.parts])
 
     def piece(self, samples: slice) -> Tensor:
         """Add up the parts of some samples."""

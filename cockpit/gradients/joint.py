@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from cockpit.gradients.batch import Batch
 from cockpit.gradients.handle import Dense, IndividualGradients, Zero
 from cockpit.gradients.products import Products
+from cockpit.gradients.subsample import Subsampled
 
 Factor = Tensor | float
 
@@ -84,8 +86,11 @@ def joint(
 ) -> IndividualGradients:
     """Put the individual gradients of several batches side by side, in closed form where there is one."""
     whole: IndividualGradients
+    subsampled = [part for part in parts if isinstance(part, Subsampled)]
     plain = [part for part in parts if type(part) is Products]
-    if len(plain) == len(parts) and len({part.positions for part in plain}) == 1:
+    if subsampled:
+        whole = _joint_subsampled(batch, subsampled, factors)
+    elif len(plain) == len(parts) and len({part.positions for part in plain}) == 1:
         a = torch.cat([part.a(slice(None)) for part in plain])
         b = torch.cat([part.b * factor for part, factor in zip(plain, factors, strict=True)])
         whole = Products(batch, parts[0].shape, a, b)
@@ -99,3 +104,21 @@ def joint(
     whole.name, whole.parameter = parts[0].name, parts[0].parameter
     whole.calls = [call for part in parts for call in part.calls]
     return whole
+
+
+def _joint_subsampled(
+    batch: Batch, parts: Sequence[Subsampled], factors: Sequence[Factor]
+) -> Subsampled:
+    """Put the samples that were drawn from several batches side by side, of each an equal share."""
+
+    def gradient() -> Tensor:
+        means = [part.mean() * (factor * part.batch.size) for part, factor in pairs]
+        return torch.stack(means).sum(0) / batch.size
+
+    pairs = list(zip(parts, factors, strict=True))
+    drawn = batch.once("drawn", lambda: replace(batch, size=_samples(parts), shared={}))
+    return Subsampled(batch, joint(drawn, [part.few for part in parts], factors), gradient)
+
+
+def _samples(parts: Sequence[Subsampled]) -> int:
+    return sum(part.samples for part in parts)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cockpit.gradients.batch import Batch
+from cockpit.gradients.batch import Batch, Draw
 from cockpit.gradients.handle import IndividualGradients, Sample
 
 
@@ -38,6 +38,13 @@ class Products(IndividualGradients):
         first = parts[0]
         a = torch.cat([part.a(slice(None)) for part in parts], dim=3)
         return Products(first.batch, first.shape, a, torch.cat([part.b for part in parts], dim=3))
+
+    def select(self, draw: Draw) -> Products:
+        """Return the products of some of the samples."""
+        chosen: Products = self._with(draw.batch)
+        index = draw.on(self.device)
+        chosen._a, chosen.b = self._a.index_select(0, index), self.b.index_select(0, index)
+        return chosen
 
     def a(self, samples: slice) -> Tensor:
         """Return the inputs of some samples, `[n, G, I, T]`."""
@@ -149,8 +156,10 @@ class Products(IndividualGradients):
         n = self.batch.size
         if self._single and n * (self.inputs + self.outputs) < 2 * self.inputs * self.outputs:
             return self.gram().mean(1)
-        if not self._single and self._whole is None and self.fits:
-            self.dense()  # as dear as g, and everything else is cheap afterwards
+        # Dense gradients are as dear as g, and everything else is cheap afterwards. Where few positions
+        # give the norms without them, writing and reading them takes longer than g and the products.
+        if not self._single and self.fits and not self._position_gram_pays():
+            self.dense()
         return super().dot_mean()
 
     def min_max(self) -> Tensor:

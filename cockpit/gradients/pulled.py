@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from cockpit.gradients.batch import Draw
 from cockpit.gradients.handle import IndividualGradients
 
 
@@ -30,6 +31,12 @@ class PulledBack(IndividualGradients):
         self._leaf = parameter.detach().to(effective.dtype).clone().requires_grad_()
         with torch.enable_grad():
             self._computed = compute(self._leaf)
+
+    def select(self, draw: Draw) -> PulledBack:
+        """Return those of some of the samples, pulled back through the same graph."""
+        chosen: PulledBack = self._with(draw.batch)
+        chosen.effective = self.effective.select(draw)
+        return chosen
 
     def _pull(self, cotangent: Tensor) -> Tensor:
         """Return Jᵀ c, `[*shape]`."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from cockpit.gradients.conditions import Conditions, state_before
+from cockpit.gradients.graph import Graph, next_number
 from cockpit.gradients.layout import knows_layout, samples_of
 from cockpit.gradients.randomness import RandomState, accelerators
 from cockpit.gradients.recomputation import Bare, Part, Recomputed, deliver, running_part
@@ -74,6 +75,7 @@ class Recorder:
         self.on_pass: Callable[[], None] | None = None
         self.batch_size: int | None = None
         self.asleep = False
+        self._woken = 0  # number of the first node that was made since it slept
         # Whether nothing tells in which dimension of the last input the samples lie.
         self.guesses_size = False
         self._last_dim = 0
@@ -124,6 +126,16 @@ class Recorder:
         """Report the calls in checkpointed parts whose inputs have been computed again by now."""
         if self.sink is not None:
             self._recomputed.report(self.sink)
+
+    def rest(self, asleep: bool) -> None:
+        """Let the forward hooks rest from now on, or have them work again."""
+        if self.asleep and not asleep:
+            self._woken = next_number()
+        self.asleep = asleep
+
+    def slept_through(self, graph: Graph) -> bool:
+        """Whether a part of a graph was made while the hooks rested, or before that."""
+        return self.asleep or graph.oldest < self._woken
 
     def watch_all_modules(self) -> None:
         """Show the witness the modules without parameters too, and call `on_pass` when the model is called."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cockpit.gradients.batch import Batch
+from cockpit.gradients.batch import Batch, Draw
 from cockpit.gradients.handle import IndividualGradients
 from cockpit.histograms import Bins, Histogram
 
@@ -30,6 +30,15 @@ class Rows(IndividualGradients):
         self.rows = rows  # [R, E], one for each pair of sample and row that occurs
         self.owner = torch.div(key, vocabulary, rounding_mode="floor")  # [R], ascending
         self.index = key % vocabulary  # [R]
+
+    def select(self, draw: Draw) -> Rows:
+        """Return the rows of some of the samples."""
+        chosen: Rows = self._with(draw.batch)
+        index = draw.on(self.device)
+        taken = torch.isin(self.owner, index).nonzero().squeeze(1)
+        chosen.rows, chosen.index = self.rows[taken], self.index[taken]
+        chosen.owner = torch.searchsorted(index, self.owner[taken])
+        return chosen
 
     def piece(self, samples: slice) -> Tensor:
         """Write the rows into the tables of some samples, `[n, V, E]`."""

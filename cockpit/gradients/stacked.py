@@ -9,6 +9,7 @@ from operator import add
 import torch
 from torch import Tensor
 
+from cockpit.gradients.batch import Draw
 from cockpit.gradients.handle import IndividualGradients
 from cockpit.histograms import Bins, Histogram
 
@@ -27,6 +28,10 @@ class Stacked(IndividualGradients):
             first.batch, torch.Size([rows, *first.shape[1:]]), first.dtype, first.device
         )
         self.blocks = blocks
+
+    def select(self, draw: Draw) -> Stacked:
+        """Return the blocks of some of the samples."""
+        return Stacked([block.select(draw) for block in self.blocks])
 
     def piece(self, samples: slice) -> Tensor:
         """Put the blocks of some samples below each other."""

@@ -24,6 +24,7 @@ from cockpit.transforms import (
     Mean,
     MinMax,
     Need,
+    SquareNormOfMean,
     SquareNorms,
     SumOfSquares,
 )
@@ -42,6 +43,7 @@ KNOWN = (
     Histogram1d,
     Histogram2d,
     Mean,
+    SquareNormOfMean,
     SquareNorms,
     SumOfSquares,
 )

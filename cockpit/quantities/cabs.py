@@ -9,7 +9,7 @@ from torch import Tensor
 from cockpit.engine.needs import LearningRates, MeanLoss
 from cockpit.engine.step import Step
 from cockpit.quantities.quantity import Quantity
-from cockpit.transforms import DotMean, SquareNorms
+from cockpit.transforms import DotMean, SquareNormOfMean, SquareNorms
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,11 @@ class CABS(Quantity):
     loss = MeanLoss()
     square_norms = SquareNorms()
     projections = DotMean()
+    square_norm = SquareNormOfMean()
 
     def compute(self, step: Step) -> Tensor:
         """Return the suggested batch size, `[]`."""
-        n, rates = step.batch_size, step[self.learning_rates]
-        squares, products = step[self.square_norms], step[self.projections]
-        noise = sum(rates[p] * (squares[p].sum() - n * products[p].mean()) for p in squares)
-        return noise / (n * step[self.loss])
+        rates, squares = step[self.learning_rates], step[self.square_norms]
+        products, of_mean = step[self.projections], step[self.square_norm]
+        deviations = {p: (squares[p] - 2 * products[p] + of_mean[p]).mean() for p in squares}
+        return sum(rates[p] * deviations[p] for p in squares) / step[self.loss]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cockpit.engine.step import Step
-from cockpit.quantities.quantity import Quantity
+from cockpit.quantities.quantity import Outcome, Quantity
 from cockpit.transforms import Gram
 
 
@@ -25,12 +25,13 @@ class GradientAlignment(Quantity):
 
     Source: Fort, Nowak, Jastrzebski & Narayanan (2019), arXiv:1901.09491 (gradient stiffness).
 
-    With accumulation: the pairs are those of the whole batch.
+    With accumulation: the pairs are those of the whole batch. With ``Cockpit(..., subsample=k)``: the
+    pairs of the k samples that were drawn; the details say how many ``samples`` there were.
     """
 
     products = Gram()
 
-    def compute(self, step: Step) -> dict[str, Tensor]:
+    def compute(self, step: Step) -> dict[str, Tensor] | Outcome:
         """Return ``mean_cosine`` and ``negative_share``, each `[]`."""
         products = step[self.products].total()  # [N, N]
         norms = products.diagonal().sqrt()
@@ -38,7 +39,8 @@ class GradientAlignment(Quantity):
         pairs = (norms != 0) & (norms != 0).unsqueeze(1)
         pairs = pairs & ~torch.eye(len(norms), dtype=torch.bool, device=norms.device)
         count = pairs.sum()
-        return {
+        value = {
             "mean_cosine": torch.where(pairs, cosines, 0).sum() / count,
             "negative_share": (pairs & (cosines < 0)).sum() / count,
         }
+        return value if step.draw is None else Outcome(value, {"samples": len(norms)})

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cockpit.engine.step import Step
 from cockpit.quantities.quantity import Quantity
-from cockpit.transforms import DotMean, SquareNorms
+from cockpit.transforms import DotMean, SquareNormOfMean, SquareNorms
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,16 @@ class GradientNoiseScale(Quantity):
 
     square_norms = SquareNorms()
     projections = DotMean()
+    square_norm = SquareNormOfMean()
 
     def compute(self, step: Step) -> dict[str, Tensor]:
         """Return ``noise_scale``, ``trace`` and ``squared_norm``, each `[]`."""
         n = step.batch_size
-        mean_square = step[self.square_norms].total().mean()
-        squared_norm = step[self.projections].total().mean()
+        squares, products = step[self.square_norms].total(), step[self.projections].total()
+        squared_norm = step[self.square_norm].total()
+        deviation = (squares - 2 * products + squared_norm).mean()  # of ‖g_i − g‖²
         if n < 2:
-            squared_norm = torch.full_like(squared_norm, math.nan)  # 0 / 0
-        degrees = max(1, n - 1)
-        signal = (n * squared_norm - mean_square) / degrees
-        trace = (mean_square - squared_norm) * n / degrees
+            deviation = torch.full_like(deviation, math.nan)  # 0 / 0
+        trace = deviation * n / max(1, n - 1)
+        signal = squared_norm - trace / n
         return {"noise_scale": trace / signal, "trace": trace, "squared_norm": signal}

@@ -14,16 +14,22 @@ from torch import Tensor
 
 from cockpit.engine.step import Step
 from cockpit.quantities.quantity import Quantity
-from cockpit.transforms import DotMean, SquareNorms
+from cockpit.transforms import DotMean, SquareNormOfMean, SquareNorms
 
 
-def _root_of_variance(excess: Tensor, batch_size: int, scale: Tensor) -> Tensor:
-    """Return √(excess / ((N − 1) N scale)); rounding may push an excess of zero below it."""
+def _root_of_variance(deviations: Tensor, batch_size: int, scale: Tensor) -> Tensor:
+    """Return √(mean deviation / ((N − 1) scale)); rounding may push a mean of zero below it.
+
+    Args:
+        deviations: A square per sample, `[N]`, or `[k]` where only some were drawn. Their mean, like that of
+            all, is the sum over the whole batch divided by N.
+        batch_size: N.
+        scale: What it is relative to, `[]`.
+    """
+    mean = deviations.mean()
     if batch_size < 2:
-        return torch.full_like(
-            excess, math.nan
-        )  # 0 / 0, which rounding must not turn into infinity
-    return (excess.clamp(min=0) / ((batch_size - 1) * batch_size * scale)).sqrt()
+        return torch.full_like(mean, math.nan)  # 0 / 0, which rounding must not turn into infinity
+    return (mean.clamp(min=0) / ((batch_size - 1) * scale)).sqrt()
 
 
 @dataclass(frozen=True)
@@ -44,12 +50,14 @@ class NormTest(Quantity):
 
     square_norms = SquareNorms()
     projections = DotMean()
+    square_norm = SquareNormOfMean()
 
     def compute(self, step: Step) -> Tensor:
         """Return the test's value, `[]`."""
-        n, squares = step.batch_size, step[self.square_norms].total().sum()
-        squared_norm = step[self.projections].total().mean()
-        return _root_of_variance(squares - n * squared_norm, n, squared_norm)
+        squares, products = step[self.square_norms].total(), step[self.projections].total()
+        square = step[self.square_norm].total()
+        deviations = squares - 2 * products + square  # ‖g_i − g‖²
+        return _root_of_variance(deviations, step.batch_size, square)
 
 
 @dataclass(frozen=True)
@@ -67,12 +75,12 @@ class InnerTest(Quantity):
     """
 
     projections = DotMean()
+    square_norm = SquareNormOfMean()
 
     def compute(self, step: Step) -> Tensor:
         """Return the test's value, `[]`."""
-        n, products = step.batch_size, step[self.projections].total()
-        fourth = products.mean().square()
-        return _root_of_variance(products.square().sum() - n * fourth, n, fourth)
+        products, square = step[self.projections].total(), step[self.square_norm].total()
+        return _root_of_variance((products - square).square(), step.batch_size, square.square())
 
 
 @dataclass(frozen=True)
@@ -93,10 +101,10 @@ class OrthoTest(Quantity):
 
     square_norms = SquareNorms()
     projections = DotMean()
+    square_norm = SquareNormOfMean()
 
     def compute(self, step: Step) -> Tensor:
         """Return the test's value, `[]`."""
-        n, squares = step.batch_size, step[self.square_norms].total().sum()
-        products = step[self.projections].total()
-        squared_norm = products.mean()
-        return _root_of_variance(squares - products.square().sum() / squared_norm, n, squared_norm)
+        squares, products = step[self.square_norms].total(), step[self.projections].total()
+        square = step[self.square_norm].total()
+        return _root_of_variance(squares - products.square() / square, step.batch_size, square)

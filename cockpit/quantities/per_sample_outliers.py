@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cockpit.engine.step import Step
 from cockpit.errors import InvalidArgument
-from cockpit.quantities.quantity import Quantity
+from cockpit.quantities.quantity import Outcome, Quantity
 from cockpit.transforms import SquareNorms
 
 CONSISTENT = 1.4826
@@ -31,7 +31,9 @@ class PerSampleOutliers(Quantity):
 
     Source: Iglewicz & Hoaglin (1993), How to Detect and Handle Outliers; the formula of the z-score.
 
-    With accumulation: the samples are numbered through the whole batch.
+    With accumulation: the samples are numbered through the whole batch. With ``Cockpit(...,
+    subsample=k)``: the largest of the k samples that were drawn, by their numbers in the batch, and
+    medians of these; the details say how many ``samples`` there were.
 
     Args:
         track_schedule: On which steps it is tracked.
@@ -48,7 +50,7 @@ class PerSampleOutliers(Quantity):
         if self.k < 1:
             raise InvalidArgument(f"PerSampleOutliers names at least 1 sample, got k={self.k!r}.")
 
-    def compute(self, step: Step) -> dict[str, Tensor]:
+    def compute(self, step: Step) -> dict[str, Tensor] | Outcome:
         """Return ``indices`` int64, ``norms`` and ``scores``, each `[k]`, the largest score first."""
         norms = step[self.square_norms].total().sqrt()
         finite = norms.isfinite()
@@ -58,4 +60,8 @@ class PerSampleOutliers(Quantity):
         scores = torch.where(deviation == 0, 0.0, deviation / (CONSISTENT * spread))
         scores = torch.where(finite, scores, math.inf)
         indices = scores.sort(descending=True, stable=True).indices[: self.k]
-        return {"indices": indices, "norms": norms[indices], "scores": scores[indices]}
+        value = {"indices": indices, "norms": norms[indices], "scores": scores[indices]}
+        if step.draw is None:
+            return value
+        value["indices"] = step.draw.on(indices.device)[indices]
+        return Outcome(value, {"samples": len(norms)})

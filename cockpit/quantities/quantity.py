@@ -8,7 +8,7 @@ from typing import Any
 
 from cockpit.engine.step import Step
 from cockpit.gradients import BatchGradTransforms
-from cockpit.schedules import is_due, linear
+from cockpit.schedules import default, is_due
 from cockpit.transforms import Need, Transform
 
 
@@ -47,7 +47,7 @@ class Quantity:
         verbose: Whether to print the value at each tracked step.
     """
 
-    track_schedule: Callable[[int], bool] = field(default_factory=lambda: linear(1))
+    track_schedule: Callable[[int], bool] = field(default_factory=default)
     verbose: bool = False
 
     def needs(self) -> tuple[Need, ...]:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from cockpit.engine.curvature import DIAGONALS, diagonal
-from cockpit.engine.needs import BLOCK
 from cockpit.engine.step import Step
 from cockpit.errors import InvalidArgument
+from cockpit.histograms import blocks
 from cockpit.quantities.of_curvature import outcome
 from cockpit.quantities.quantity import Outcome, Quantity
 from cockpit.transforms import Need, SumOfSquares
@@ -73,14 +73,12 @@ class TICDiag(_TIC):
     """
 
     def _criterion(self, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
-        blocks = (
-            (m, c)
+        pieces = (
+            piece
             for moment, diagonal in pairs
-            for m, c in zip(
-                moment.reshape(-1).split(BLOCK), diagonal.reshape(-1).split(BLOCK), strict=True
-            )
+            for piece in zip(blocks(moment), blocks(diagonal), strict=True)
         )
-        return torch.stack([(m / (c + self.epsilon)).sum() for m, c in blocks]).sum()
+        return torch.stack([(m / (c + self.epsilon)).sum() for m, c in pieces]).sum()
 
 
 @dataclass(frozen=True)

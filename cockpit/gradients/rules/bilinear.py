@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from cockpit.gradients.batch import Batch
+from cockpit.gradients.batch import Batch, Draw
 from cockpit.gradients.handle import Dense, IndividualGradients
 from cockpit.gradients.products import Products
 from cockpit.gradients.rules.registry import Call, factors, rule_for
@@ -27,6 +27,13 @@ class BilinearGradients(Products):
     ) -> None:
         super().__init__(batch, shape, first, grad_output.mT.unsqueeze(1))
         self._second = second
+
+    def select(self, draw: Draw) -> BilinearGradients:
+        """Return those of some of the samples."""
+        chosen = super().select(draw)
+        assert isinstance(chosen, BilinearGradients)
+        chosen._second = self._second.index_select(0, draw.on(self.device))
+        return chosen
 
     def a(self, samples: slice) -> Tensor:
         """Multiply the inputs of some samples, `[n, 1, I·J, T]`."""

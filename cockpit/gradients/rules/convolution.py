@@ -25,13 +25,20 @@ def convolution(
     """Serve a convolution of `[N, C, *spatial]`."""
     module = call.module
     assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
-    inputs, grad = factors(call, grads, batch, batched_dims=2 + len(module.kernel_size))
+    batched_dims = 2 + len(module.kernel_size)
+    inputs, grad = factors(call, grads, batch, batched_dims, scaled=False)
     inputs = _padded(inputs, module)
+    sums = None if module.bias is None else grad.flatten(2).sum(2) * batch.scale
+    # The weight's gradient is linear in both; early layers have few channels and many positions.
+    if grad.numel() > inputs.numel():
+        inputs = inputs * batch.scale
+    else:
+        grad = grad * batch.scale
     handles: dict[str, IndividualGradients] = {
         "weight": ConvolutionGradients(batch, module, inputs, grad)
     }
-    if module.bias is not None:
-        handles["bias"] = Dense(batch, grad.flatten(2).sum(2))
+    if sums is not None:
+        handles["bias"] = Dense(batch, sums)
     return handles
 
 

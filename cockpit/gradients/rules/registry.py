@@ -180,7 +180,11 @@ def _computes_like(kind: type, parent: type) -> bool:
 
 
 def factors(
-    call: Call, grads: tuple[Tensor | None, ...], batch: Batch, batched_dims: int = 2
+    call: Call,
+    grads: tuple[Tensor | None, ...],
+    batch: Batch,
+    batched_dims: int = 2,
+    scaled: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Return the input of a plain layer and the individual gradients with respect to its output.
 
@@ -193,6 +197,7 @@ def factors(
         batch: The batch.
         batched_dims: Number of dimensions that an input with a batch dimension has at least; one
             fewer is a single sample without one.
+        scaled: Whether the gradients are in the scale of g_i, or as they arrived.
 
     Raises:
         Unsupported: if the first dimension is not that of the samples.
@@ -209,5 +214,5 @@ def factors(
     dtype = working_dtype(inputs, grad)
     return (
         inputs.detach().to(dtype) if inputs.is_floating_point() else inputs.detach(),
-        grad.detach().to(dtype) * batch.scale,
+        grad.detach().to(dtype) * batch.scale if scaled else grad.detach().to(dtype),
     )

@@ -1,0 +1,67 @@
+"""CP206: every gradient is added to those before it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cockpit.doctor.record import Record
+from cockpit.doctor.rule import NotKnown, Rule, Sign
+from cockpit.doctor.rules.no_update import moved, update_curves
+
+LEAST = 3
+"""Steps that begin with a gradient although the parameters were updated."""
+
+
+def check(run: Record) -> Sign | NotKnown | None:
+    """Look for steps whose gradient is added to an earlier one, though that has been used.
+
+    Where micro-batches are accumulated, and the cockpit was not told so, either the first step begins
+    with a gradient, or some steps without one, or not every step is followed by an update.
+    """
+    listed = run.curves("Wiring", "optimizers")
+    # Of what no optimizer has, nobody zeroes the gradient, and nobody uses it.
+    added = {
+        name: curve
+        for name, curve in run.curves("Wiring", "added_to").items()
+        if name not in listed or (listed[name].values > 0).any()
+    }
+    if not added:
+        return NotKnown("the gradients before the backward pass were not seen")
+    if all(curve.values[-1] == 0 for curve in added.values()):
+        return None  # as in every healthy run, which this should cost nothing
+    steps = np.unique(np.concatenate([curve.steps for curve in added.values()]))
+    total = np.zeros(len(steps))
+    for curve in added.values():
+        total[np.searchsorted(steps, curve.steps)] += np.nan_to_num(curve.values, nan=1.0)
+    if total[0] > 0 or len(total) <= LEAST or (total[1:] == 0).any():
+        return None
+    updates = update_curves(run)
+    if not updates:
+        return NotKnown("no update was observed; track UpdateRatio or UpdateSize")
+    updated = set().union(*(curve.steps[moved(curve)].tolist() for curve in updates.values()))
+    if not set(steps[:-1].tolist()) <= updated:
+        return None
+    largest = max(added, key=lambda name: float(np.nan_to_num(added[name].values[-1])))
+    evidence = {
+        "steps that began with a gradient": int((total > 0).sum()),
+        "of": len(total),
+        "its norm in the largest parameter": [float(v) for v in added[largest].values[:5]],
+    }
+    return Sign(int(steps[LEAST]), (), evidence, 0.98)
+
+
+RULE = Rule(
+    code="CP206",
+    name="gradients-not-zeroed",
+    severity="error",
+    title="Gradients are added to those of earlier steps",
+    why="The optimizer gets the sum of all gradients since the beginning: old ones push in directions "
+    "that no longer fit, and steps grow.",
+    action="Call optimizer.zero_grad() before every backward pass. If gradients are accumulated on "
+    "purpose, say so: micro_batch=(k, K).",
+    source="definition: autograd adds to a gradient that is there",
+    needs=("Wiring",),
+    check=check,
+    least=LEAST + 1,
+    instrument="grad-norm",
+)

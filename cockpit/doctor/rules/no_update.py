@@ -1,0 +1,54 @@
+"""CP201: nothing changes, although there is a gradient."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cockpit.doctor.record import Curve, Record
+from cockpit.doctor.rule import NotKnown, Rule, Sign
+
+LEAST = 5
+"""Tracked steps without an update. Fewer may be micro-batches that the cockpit was not told of."""
+
+
+def check(run: Record) -> Sign | NotKnown | None:
+    """Look for a model of which no parameter has ever changed."""
+    updates = update_curves(run)
+    if not updates:
+        return NotKnown("no update was observed; track UpdateRatio or UpdateSize")
+    gradients = run.curves("GradNorm")
+    if not any((curve.values > 0).any() for curve in gradients.values()):
+        return None  # another fault: nothing to update with
+    longest = max(updates.values(), key=lambda curve: len(curve.steps))
+    if len(longest.steps) < LEAST or any(moved(curve).any() for curve in updates.values()):
+        return None
+    norms = [float(np.nanmax(curve.values)) for curve in gradients.values()]
+    evidence = {"steps without an update": len(longest.steps), "largest gradient norm": max(norms)}
+    return Sign(int(longest.steps[LEAST - 1]), (), evidence, 0.95)
+
+
+def update_curves(run: Record) -> dict[str, Curve]:
+    """Return the sizes of the updates by parameter, relative or not: what counts is whether they are 0."""
+    return run.curves("UpdateSize") or run.curves("UpdateRatio")
+
+
+def moved(curve: Curve) -> np.ndarray:
+    """Return at which steps a parameter changed, `[n]`; a ratio of 0/0, NaN, is no change."""
+    changed: np.ndarray = curve.values > 0
+    return changed
+
+
+RULE = Rule(
+    code="CP201",
+    name="no-update",
+    severity="error",
+    title="No parameter changes",
+    why="There is a gradient, and the parameters stay what they were: nothing is learned.",
+    action="Call optimizer.step() after the backward pass, on the optimizer that has the parameters of "
+    "this model. If the batch comes in several backward passes, say so: micro_batch=(k, K).",
+    source="definition: the parameters before and after the step are equal",
+    needs=("GradNorm",),
+    check=check,
+    least=LEAST,
+    instrument="update-ratio-layers",
+)

@@ -1,0 +1,36 @@
+"""CP302: a negative log-likelihood of what is no logarithm of probabilities."""
+
+from __future__ import annotations
+
+from cockpit.doctor.record import Record
+from cockpit.doctor.rule import Rule, Sign
+from cockpit.doctor.rules.of_loss import fact
+
+TITLES = {
+    "of_scores": "The loss takes log-probabilities, and gets scores: softmax and log are missing",
+    "of_probabilities": "The loss takes log-probabilities, and gets probabilities: the log is missing",
+}
+
+
+def check(run: Record) -> Sign | None:
+    """Look for a likelihood of scores or probabilities."""
+    for kind, title in TITLES.items():
+        step = fact(run, kind)
+        if step is not None:
+            return Sign(step, (), {"input of the loss": kind.removeprefix("of_")}, 0.95, title)
+    return None
+
+
+RULE = Rule(
+    code="CP302",
+    name="softmax-missing",
+    severity="error",
+    title="The loss takes log-probabilities, and gets something else",
+    why="The negative log-likelihood only picks the entry of the target. Without log-probabilities nothing "
+    "pushes the others down, and with scores the loss falls without end.",
+    action="Use torch.nn.functional.cross_entropy on the scores, or log_softmax before nll_loss.",
+    source="PyTorch documentation of NLLLoss",
+    needs=("Wiring",),
+    check=check,
+    explains=("non-finite",),
+)
