@@ -151,17 +151,17 @@ class Cockpit(Recording):
             equally many samples. Not with several processes.
         overhead: What tracking may take, as a share of the time that the training takes without it:
             0.05 for 5 %. The cockpit measures what its quantities cost, and tracks those that have no
-            schedule of their own as often as that allows; see `cockpit.schedules.budget`. What the
-            others cost is taken from it as well.
+            schedule of their own (``linear(1)``, where you ask for it, is one) as often as that allows; see
+            `cockpit.schedules.budget`. What the others cost is taken from it as well.
         doctor: Whether to look for what is wrong with the training while it runs: True, or a list of
             `cockpit.doctor.Rule`; see `cockpit.doctor`. What is found is written to the run file and
             handed to the trackers, each finding once. How the training is put together is tracked in
             the first three steps, and where something else is; the rules read what else is tracked,
             best ``configuration("health")``.
-        on_finding: What else to do with a finding: ``"warn"`` (unless told otherwise), ``"log"`` (to the logger ``"cockpit"``),
-            ``"raise"`` or ``"stop"`` (raise `cockpit.doctor.TrainingStopped` at the end of the ``with``
-            block, after the backward pass), a function that takes the `cockpit.Finding`, or a list
-            of these.
+        on_finding: What else to do with a finding: ``"warn"``, as unless told otherwise, ``"log"`` (to
+            the logger ``"cockpit"``), ``"raise"`` or ``"stop"`` (raise `cockpit.doctor.TrainingStopped` at
+            the end of the ``with`` block, after the backward pass), a function that takes the
+            `cockpit.Finding`, or a list of these.
         strict: Raise, rather than note, what cannot be tracked of the model and what goes wrong
             while quantities are computed.
         seed: Of the random numbers that sampled statistics draw from a generator of their own.
@@ -219,9 +219,6 @@ class Cockpit(Recording):
         self._quantities = read_quantities(quantities)
         rules = read_rules(doctor)
         reactions = read_reactions(on_finding, rules)
-        if rules and not any(isinstance(q, Wiring) for q in self._quantities.values()):
-            wiring = Wiring(FirstAndWith(tuple(self._quantities.values())))
-            self._quantities[free_name(wiring, self._quantities)] = wiring
         self._doctor: Doctor | None = None
         trackers = read_trackers(trackers)
         self._in_forward: dict[str, Quantity] = {}
@@ -275,6 +272,8 @@ class Cockpit(Recording):
         try:
             for name in self._quantities:
                 self._prepare(name)
+            if rules and not any(isinstance(q, Wiring) for q in self._quantities.values()):
+                self.add(Wiring(FirstAndWith(tuple(self._quantities.values()))))
         except BaseException:
             self.close()
             raise

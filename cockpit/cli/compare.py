@@ -25,12 +25,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _run(chosen: argparse.Namespace) -> None:
     from cockpit.run import open_run
 
-    if len(chosen.runs) < 2:
+    runs = [open_run(path) for path in chosen.runs]
+    if len(runs) < 2:
         raise InvalidArgument(
             "one run cannot be compared. Give two or more, or use cockpit report."
         )
     kind = kind_of(chosen)
-    runs = [open_run(path) for path in chosen.runs]
     if chosen.output is None and chosen.format is None:
         _print(runs)
     else:

@@ -23,6 +23,10 @@ QUICK_STEPS = 24
 PRESETS = ("economy", "business", "full", "health")  # those of cockpit.presets, which loads torch
 PLAIN_LINES = 10
 
+FAST = "cockpit demo --lr 0.5 --out runs/fast shows what too large steps look like."
+USUAL = "cockpit demo --out runs/usual trains at the usual rate, to be compared with this one."
+"""What to try next, after a training at the usual learning rate and at another one."""
+
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -85,7 +89,7 @@ def _demonstrate(chosen: argparse.Namespace) -> None:
         f"Run file       {path}",
         "",
         f"Next: look at the pictures; cockpit show {path} prints this table again;",
-        "      cockpit demo --lr 0.5 --out runs/fast shows what too large steps look like.",
+        f"      {FAST if chosen.lr is None else USUAL}",
     )
 
 

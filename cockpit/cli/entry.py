@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from cockpit._version import __version__
 from cockpit.cli.commands import COMMANDS
 from cockpit.errors import CockpitError
+from cockpit.printable import printable
 
 __all__ = ["main"]
 
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complain(problem: object, code: int) -> int:
-    sys.stderr.write(f"cockpit: {' '.join(str(problem).split())}\n")
+    sys.stderr.write(f"cockpit: {printable(' '.join(str(problem).split()))}\n")
     return code
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO
 
 from cockpit.errors import InvalidArgument
+from cockpit.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,17 +26,18 @@ def standard_output() -> Console:
 
 
 def say(console: Console, *lines: str) -> None:
-    """Print lines as they are, however long."""
+    """Print lines as they are, however long; nothing in them does anything to a terminal."""
     for line in lines:
-        console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
+        console.print(printable(line), markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 def print_table(console: Console, run: Run) -> None:
     """Print the last value of every quantity with its meaning."""
-    from cockpit.summary import as_table, readings
+    from cockpit.summary import NOTHING, as_table, readings
 
+    lines = readings(run)
     console.print()
-    console.print(as_table(readings(run)))
+    console.print(as_table(lines) if lines else NOTHING)
     console.print()
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cockpit.errors import InvalidArgument
+from cockpit.replacing import writing_to
 
 if TYPE_CHECKING:
     from cockpit.run import Run
@@ -19,7 +20,7 @@ def draw(run: Run, picture: Path, *, title: str | None = None, dark: bool = Fals
     """Draw all pictures of a run into one file, and return its path.
 
     Raises:
-        InvalidArgument: The name does not end as that of a picture.
+        InvalidArgument: The name does not end as that of a picture, or nothing can be written there.
     """
     from cockpit.plotter import CockpitPlotter
 
@@ -30,13 +31,14 @@ def draw(run: Run, picture: Path, *, title: str | None = None, dark: bool = Fals
         raise InvalidArgument(
             f"cannot draw into {picture}: choose a name that ends in .{', .'.join(PICTURES)}."
         )
-    CockpitPlotter(style="dark" if dark else "light").plot(
-        run,
-        show_plot=False,
-        save_plot=True,
-        savedir=picture.parent,
-        savename=picture.stem,
-        savefig_kwargs={"format": picture.suffix[1:]},
-        plot_title=title,
-    )
+    with writing_to(picture):
+        CockpitPlotter(style="dark" if dark else "light").plot(
+            run,
+            show_plot=False,
+            save_plot=True,
+            savedir=picture.parent,
+            savename=picture.stem,
+            savefig_kwargs={"format": picture.suffix[1:]},
+            plot_title=title,
+        )
     return picture

@@ -40,7 +40,7 @@ def _header(run: Run) -> Iterator[str]:
     yield from (f"Computed   {subject}: {basis}" for subject, basis in what.bases.items())
     yield from (f"Budget     {subject}: {text}" for subject, text in what.budget.items())
     yield from _findings(run.finding_records())
-    yield from _events(what.events)
+    yield from _events(what.events, what.steps)
 
 
 def _findings(findings: tuple[Finding, ...]) -> Iterator[str]:
@@ -51,9 +51,9 @@ def _findings(findings: tuple[Finding, ...]) -> Iterator[str]:
         yield f"    {finding.action}"
 
 
-def _events(events: tuple[EventCount, ...]) -> Iterator[str]:
+def _events(events: tuple[EventCount, ...], steps: int) -> Iterator[str]:
     if not events:
-        yield "Events     none: everything that was due was checked"
+        yield f"Events     none{': everything that was due was checked' if steps else ''}"
         return
     yield f"Events     {sum(event.count for event in events)}"
     for event in events[:EVENTS_SHOWN]:

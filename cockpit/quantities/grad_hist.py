@@ -14,7 +14,7 @@ from cockpit.quantities.bin_adaptation import NoAdaptation, Range
 from cockpit.quantities.quantity import Outcome, Quantity
 from cockpit.transforms import Histogram1d, Histogram2d, Need, bin_edges
 
-SAMPLES = 2**17
+SAMPLES = 2**16
 """Values drawn unless told otherwise: a bin with a share of 1 % is known to 3 % of itself."""
 
 

@@ -25,6 +25,10 @@ SCORES = frozenset((*PRODUCTS, *NORMS, *SIGMOIDS, *TANHS, *RECTIFIERS))
 """Operations whose results are certainly no logarithms of probabilities."""
 
 
+COMPARISONS = ("MseLoss", "SmoothL1Loss", "HuberLoss", "Pow", "Abs", "BinaryCrossEntropyWithLogits")
+"""Operations that compare outputs with targets, or that differences of these go into."""
+
+
 @dataclass(frozen=True)
 class LossFacts:
     """What the graph of a loss shows; None where there is nothing that it could be said of.
@@ -39,6 +43,8 @@ class LossFacts:
         after_relu: The same of a ReLU.
         of_probabilities: Whether the negative log-likelihood is taken of probabilities, without the log.
         of_scores: Whether it is taken of scores, without softmax and log.
+        broadcast: Whether outputs, ``[N, 1]`` or ``[N]``, are compared with targets of the other shape, each
+            with those of all samples, ``[N, N]``.
     """
 
     classes: int | None = None
@@ -49,6 +55,7 @@ class LossFacts:
     after_relu: bool | None = None
     of_probabilities: bool | None = None
     of_scores: bool | None = None
+    broadcast: bool | None = None
 
     def record(self) -> dict[str, Any]:
         """Return what is known, as numbers."""
@@ -76,6 +83,9 @@ def loss_facts(loss: Tensor) -> LossFacts:
             "of_probabilities": "Softmax" in of,
             "of_scores": any(name in SCORES for name in of),
         }
+    compared = [node for node in ends if _name(node) in COMPARISONS]
+    if compared:
+        facts["broadcast"] = any(_is_broadcast(parent) for n in compared for parent in _parents(n))
     if len(ends) == 1 and [_name(node) for node in heads] == ["LogSoftmax"]:
         facts |= _of_guess(loss, heads[0])
     return LossFacts(**facts)
@@ -124,11 +134,31 @@ def _ends(node: Any) -> Iterator[Any]:
 
 
 def _before(node: Any) -> str:
-    """Return the name of the operation that a node's input comes from, behind views, casts and factors."""
+    """Return the name of the operation that a node's input comes from, behind views and casts.
+
+    Not behind factors: 30 tanh(x / 30) is a soft bound on scores, and meant.
+    """
     parents = _parents(node)
-    while len(parents) == 1 and _is_linear(parents[0]):
+    while len(parents) == 1 and _name(parents[0]) in LINEAR:
         parents = _parents(parents[0])
     return _name(parents[0]) if len(parents) == 1 else ""
+
+
+def _is_broadcast(node: Any) -> bool:
+    """Whether outputs of shape [N, 1] or [N] have become [N, N] by meeting what is not differentiable."""
+    while _is_linear(node) and len(parents := _parents(node)) == 1:
+        own, before = _shape(node), _shape(parents[0])
+        square = len(own) == 2 and own[0] == own[1] > 1
+        if square and before in ((own[0], 1), (1, own[0]), (own[0],)):
+            return True
+        node = parents[0]
+    return False
+
+
+def _shape(node: Any) -> tuple[int, ...]:
+    """Return the shape of a node's result."""
+    found = getattr(node, "_input_metadata", None)  # of what comes in on the way back
+    return tuple(found[0].shape) if found else ()
 
 
 def _name(node: Any) -> str:

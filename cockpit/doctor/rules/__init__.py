@@ -17,6 +17,7 @@ from cockpit.doctor.rules import (
     single_class,
     softmax_missing,
     squashed_scores,
+    targets_broadcast,
     twice_in_optimizer,
 )
 
@@ -34,6 +35,7 @@ RULES: tuple[Rule, ...] = (
     squashed_scores.RULE,
     single_class.RULE,
     initial_loss.RULE,
+    targets_broadcast.RULE,
     inputs_not_scaled.RULE,
     non_finite.RULE,
     lost_updates.RULE,
