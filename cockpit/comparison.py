@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,15 @@ import numpy as np
 from cockpit.findings import SEVERITIES, Finding
 from cockpit.instruments.reading import Curve, curve, moving, number
 from cockpit.run import Run
-from cockpit.summary import About, about, flattened, readings
+from cockpit.summary import (
+    About,
+    about,
+    arguments_of,
+    flattened,
+    readings,
+    schedule_text,
+    setting_text,
+)
 
 __all__ = ["Comparison", "Row", "compare", "labels_of"]
 
@@ -108,22 +116,10 @@ def _settings(run: Run) -> dict[str, str]:
         quantity = name.removeprefix(QUANTITIES)
         if quantity != name:
             found[quantity] = "tracked"
-            found |= {f"{quantity}.{key}": one for key, one in _arguments(value)}
+            found |= {f"{quantity}.{key}": schedule_text(one) for key, one in arguments_of(value)}
         elif not UNCOMPARED.match(name):
-            found[name] = value
+            found[name] = setting_text(name, value)
     return found
-
-
-def _arguments(text: str) -> Iterator[tuple[str, str]]:
-    """Yield names and values of a text like ``Alpha(verbose=False, range=(0, 1))``."""
-    depth, start = 0, text.find("(") + 1
-    for place in range(start, len(text)):
-        depth += (text[place] in "([{") - (text[place] in ")]}")
-        if depth < 0 or (depth == 0 and text[place] == ","):
-            name, _, value = text[start:place].strip().partition("=")
-            if value:
-                yield name, value
-            start = place + 1
 
 
 def _bests(run: Run) -> dict[str, str]:

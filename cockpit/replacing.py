@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from cockpit.errors import InvalidArgument
 
-__all__ = ["replace_file"]
+__all__ = ["replace_file", "writing_to"]
 
 PLACE = (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 """What is wrong with the place that was asked for, unlike a disk that is full."""
@@ -41,6 +41,22 @@ def replace_file(path: Path, content: bytes | Callable[[BinaryIO], None]) -> Non
         write(stream)
 
 
+@contextmanager
+def writing_to(path: Path) -> Iterator[None]:
+    """Refuse a place that nothing can be written at, which is found out within.
+
+    Raises:
+        InvalidArgument: The folder is not there, or may not be written to.
+    """
+    try:
+        yield
+    except PLACE as error:
+        raise InvalidArgument(
+            f"{path} cannot be written: {error.strerror or error}. Give the path of a file in a "
+            "folder that may be written to."
+        ) from error
+
+
 def _writing(content: bytes) -> Callable[[BinaryIO], None]:
     def write(stream: BinaryIO) -> None:
         stream.write(content)
@@ -53,15 +69,11 @@ def _replace(path: Path, target: Path, write: Callable[[BinaryIO], None]) -> Non
         raise InvalidArgument(f"{path} is a run file and is not replaced. Give another path.")
     temporary = target.with_name(f".cockpit-{secrets.token_hex(8)}.tmp")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("xb") as stream:
-            write(stream)
-        os.replace(temporary, target)
-    except PLACE as error:
-        raise InvalidArgument(
-            f"{path} cannot be written: {error}. Give the path of a file in a folder that may be "
-            "written to."
-        ) from error
+        with writing_to(path):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("xb") as stream:
+                write(stream)
+            os.replace(temporary, target)
     finally:
         with suppress(OSError):
             temporary.unlink()

@@ -173,7 +173,7 @@ def test_show(
     out = capsys.readouterr().out
     assert f"{run_file}, closed" in out
     assert "30 tracked, 0 to 29" in out
-    assert "Net, 2 parameters with 15 elements" in out
+    assert "Net, 2 tensors, 15 elements" in out
     assert "SGD lr=0.1 momentum=0.9\n" in out
     assert "everything that was due was checked" in out
     assert "slightly beyond the minimum of the local model" in " ".join(out.split())
@@ -308,13 +308,16 @@ READ = [
     ("Alpha", [0.7, np.nan, 0.8], "far beyond the minimum"),
     ("Alpha", [1.7] * 9, "loss is higher than before"),
     ("Alpha", [np.nan], "not defined"),
-    ("NormTest", [0.4] * 9, "large enough"),
+    ("NormTest", [0.4] * 9, "well known: the batch is large enough"),
+    ("NormTest", [0.988] * 9, "roughly known"),
     ("NormTest", [2.3] * 9, "a larger batch would give a better direction"),
     ("NormTest", [np.nan] * 9, "not defined"),
     ("NormTest-2", [2.3] * 9, "a larger batch would give a better direction"),
     ("InnerTest", [0.4] * 9, "downhill with high probability"),
+    ("InnerTest", [0.8] * 9, "probably points downhill"),
     ("InnerTest", [1.4] * 9, "may well point uphill"),
     ("OrthoTest", [0.4] * 9, "well known"),
+    ("OrthoTest", [0.988] * 9, "roughly known"),
     ("OrthoTest", [1.4] * 9, "most of the direction is noise"),
     ("Loss", np.linspace(2, 1, 40), "fell from 2"),
     ("Loss", [2.0] * 40, "has not fallen: it began at 2"),
@@ -338,12 +341,15 @@ READ = [
     ("GradHist1d", histograms(HIST, nonfinite=3), "3 elements of gradients are not finite"),
     ("GradHist1d", histograms(HIST, **{"hist/fc.weight": HIST * [0, 0, 1, 0, 0]}), "elements of fc.weight"),
     ("Time", [10.0, 10.5, 11.0], "for one step; 1 s in all"),
-    ("Time", [10.0], "between 10 and 10"),
+    ("Time", [10.0], "the only value so far"),
     ("learning_rate", [0.1, 0.1], "constant so far"),
     ("learning_rate", [0.0, 0.5, 0.1], "it began at 0, 0.500 at its highest"),
     ("epoch_count", [1.5], "epochs so far"),
     ("test_accuracy", [0.5, 0.8, 0.7], "the best was 0.800 at step 1"),
     ("test_loss", [0.9, 0.8], "the best so far"),
+    ("test_loss", [2.321, 2.320], "hardly better than at first: it began at 2.32"),
+    ("test_loss", [0.9], "the only value so far"),
+    ("batch_size", [64.0] * 3, "constant so far"),
     ("Mine", [3.0, -1.0, 2.0], "between −1 and 3 so far"),
     ("Mine", [{"a": 1.0, "b": 2.0}], "from 1 to 2"),
     ("Mine", [np.arange(6.0).reshape(2, 3)], "elements from 0 to 5"),
@@ -365,6 +371,23 @@ def test_a_step_is_compared_with_the_distance(tmp_path: Path) -> None:
     assert readings(run)[0].meaning == "one step is 1 % of the distance from the start"
     run = open_run(write(tmp_path / "b.db", ("UpdateSize", ones), ("Distance", ones)))
     assert "the training oscillates" in readings(run)[0].meaning
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected"), [([], "--lr 0.5"), (["--lr", "0.5"], "the usual rate")]
+)
+def test_the_demonstration_proposes_another_rate(
+    rate: list[str],
+    expected: str,
+    run_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_file.rename(run_file.with_name("demo.db"))
+    monkeypatch.setattr("cockpit.demo.train", lambda *args, **options: 0.5)
+    monkeypatch.setattr(demo, "draw", lambda run, path, **options: path)
+    assert cli.main(["demo", "--out", str(run_file.parent), *rate]) == 0
+    assert expected in capsys.readouterr().out.partition("Next:")[2]
 
 
 def test_the_presets_of_the_demonstration_are_those_that_there_are() -> None:

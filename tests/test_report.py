@@ -215,7 +215,7 @@ def test_findings_lead_to_their_picture(page: Page) -> None:
 
 
 def test_the_rest_is_there(page: Page) -> None:
-    for text in ("closed", "20 tracked, 0 to 19", "2 parameters with 24 elements"):
+    for text in ("closed", "20 tracked, 0 to 19", "2 tensors, 24 elements"):
         assert text in page.text
     for text in ("SGD lr=0.1 momentum=0.9", "not checked", "optimizers.0.lr", "versions.torch"):
         assert text in page.text
@@ -403,7 +403,10 @@ def test_standard_output(run: Run, capfdbinary: pytest.CaptureFixture[bytes]) ->
         (["report", "{run}", "-o", "{folder}", "--format", "html"], "is a folder"),
         (["report", "{run}", "-o", "{run}/x.html"], "cannot be written"),
         (["report", "nowhere.db"], "nowhere.db"),
+        (["plot", "{run}", "-o", "{run}/x.png"], "cannot be written"),
         (["compare", "{run}"], "one run cannot be compared"),
+        (["compare", "nowhere.db"], "nowhere.db. Give the path"),
+        (["compare", "{folder}"], "is a folder, not a run file"),
         (["compare", "{run}", "nowhere.db"], "nowhere.db"),
     ],
 )
@@ -435,6 +438,27 @@ def test_a_disk_that_is_full_is_a_failure(
     assert main(["report", str(run.path), "-o", str(tmp_path / "a.md")]) == 1
     assert "No space left" in capsys.readouterr().err
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_settings_are_words(tmp_path: Path) -> None:
+    runs = []
+    for interval in (1, 3):
+        schedule = f"_Linear(interval={interval}, offset=0)"
+        settings = {
+            "quantities": {"Alpha": f"Alpha(track_schedule={schedule}, verbose=False)"},
+            "memory_budget": interval * 2**26,
+            "reduction": None,
+        }
+        RunWriter(tmp_path / f"{interval}.db", settings=settings).close()
+        runs.append(open_run(tmp_path / f"{interval}.db"))
+    found = {row.name: row.values for row in compare(runs).settings}
+    assert found == {
+        "Alpha.track_schedule": ("every step", "every 3 steps"),
+        "memory_budget": ("64 MiB", "192 MiB"),
+    }
+    page = written(runs[1], tmp_path / "report.html")
+    assert "quantities.Alphaevery 3 steps memory_budget192 MiB" in page.text
+    assert "reduction" not in page.text
 
 
 def test_compare_prints_or_writes(

@@ -14,17 +14,18 @@ import cockpit
 PACKAGE = Path(cockpit.__file__).parent
 
 TRAINING = [
-    {"errors", "findings", "histograms", "schedules", "transforms", "_version"},
+    {"errors", "findings", "histograms", "printable", "schedules", "transforms", "_version"},
     {"gradients", "curvature"},
     {"engine"},
     {"quantities", "presets"},
     {"log"},
+    {"doctor"},
     {"budget", "rows", "reports", "arguments", "coverage", "forwarding", "pace", "recording", "cockpit"},
     {"integrations", "profiling", "utils"},
 ]
 READING = [
-    {"_version", "errors", "findings", "log", "replacing"},
-    {"run"},
+    {"_version", "errors", "findings", "log", "printable", "replacing"},
+    {"run", "doctor"},
     {"instruments"},
     {"plotting", "plotter"},
     {"summary"},
@@ -101,7 +102,7 @@ def test_a_training_loads_neither_pandas_nor_matplotlib(statement: str) -> None:
 
 
 def test_what_reads_runs_does_not_load_torch() -> None:
-    parts = ("cli", "comparison", "export", "plotter", "report", "run", "summary", "terminal")
+    parts = ("cli", "comparison", "doctor", "export", "plotter", "report", "run", "summary", "terminal")
     modules = ", ".join(f"cockpit.{part}" for part in parts)
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

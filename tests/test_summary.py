@@ -9,8 +9,10 @@ import pytest
 from test_cli import EDGES, HIST, READ, per_parameter, write
 
 from cockpit.log import ParameterInfo, Row, RunWriter
+from cockpit.quantities import Alpha, GradHist1d
 from cockpit.run import Run, open_run
-from cockpit.summary import READERS, readings
+from cockpit.schedules import at, budget, linear, logarithmic
+from cockpit.summary import READERS, ordered, readings, schedule_text, settings_texts
 
 
 def each(**values: float) -> list[dict[str, float]]:
@@ -36,12 +38,12 @@ STATS = by_key("norm", 3, 4) | by_key("std", 1, 1) | by_key("min", -2, -2)
 FINE = {"dormant/a": 0.0, "dormant/b": 0.02, "zeros/a": 0.5, "saturated/b": 0.1}
 
 MORE = [
-    ("CABS", [80.0] * 9, "suggested batch size"),
+    ("CABS", [80.0] * 9, "if it is far above the one in use"),
     ("EarlyStopping", [-2.0] * 9, "makes progress"),
     ("EarlyStopping", [0.4] * 9, "stopping is an option"),
     ("EarlyStopping", [np.nan], "not defined: batches of one sample"),
     ("MeanGSNR", np.linspace(1, 0.1, 30), "falling, as is usual; it was 1 at step 0"),
-    ("MeanGSNR", np.linspace(1, 2, 30), "not falling"),
+    ("MeanGSNR", np.linspace(1, 2, 30), "not falling; it was 1 at step 0"),
     ("MeanGSNR", [0.3], "signal to noise"),
     ("GradientNoiseScale", each(noise_scale=-1, trace=8, squared_norm=2), "wastes steps"),
     ("GradientNoiseScale", each(noise_scale=-1, trace=8, squared_norm=-2), "not known"),
@@ -49,6 +51,7 @@ MORE = [
     ("GradientAlignment", each(mean_cosine=-0.01, negative_share=0.8), "against each other"),
     ("GradientAlignment", [{"mean_cosine": np.nan, "negative_share": np.nan}], "not defined"),
     ("PerSampleOutliers", outliers(2.0, 1.0), "largest score of a batch, as usual"),
+    ("PerSampleOutliers", outliers(3.2, 1.0), "largest score of a batch, as usual"),
     ("PerSampleOutliers", outliers(9.0, 4.0, 1.0), "samples 7, 8"),
     ("PerSampleOutliers", outliers(np.inf, 4.0), "largest score of a batch"),
     ("GradHist2d", joint(np.diag([0, 5, 9, 5, 0])), "few, as usual"),
@@ -59,6 +62,7 @@ MORE = [
     ("UpdateRatio", per_parameter([1e-6] * 9, [1e-3] * 9), "hardly learning, at less than 0.0001: fc.weight"),
     ("UpdateRatio", per_parameter([np.nan], [np.inf]), "not defined"),
     ("LostUpdates", per_parameter([0.0], [0.001]), "rounding takes little"),
+    ("LostUpdates", per_parameter([0.0], [0.0]), "rounding takes nothing"),
     ("LostUpdates", per_parameter([0.4], [0.0]), "updates of fc.weight"),
     ("LostUpdates", per_parameter([np.nan], [np.nan]), "the gradient is zero"),
     ("AdamStaleness", per_parameter([1.0], [1.1]), "up to date"),
@@ -89,6 +93,8 @@ MORE = [
     ("PreconditionedSharpness", [{"sharpness": 50.0, "bound": 20.0}], "the loss is about to grow"),
     ("PreconditionedSharpness", [{"sharpness": np.nan, "bound": 20.0}], "diverged"),
     ("ActivationStats", [FINE], "few"),
+    ("ActivationStats", [FINE | {"dormant/b": 0.0}], "no unit of any module is dormant"),
+    ("ActivationStats", [FINE | {"dormant/b": 0.24}], "of the units of b are dormant"),
     ("ActivationStats", [FINE | {"dormant/a": 0.5}], "capacity is lost in a"),
     ("ActivationStats", [FINE | {"zeros/a": 0.99}], "hardly anything but zeros in a"),
     ("ActivationStats", [FINE | {"saturated/b": 0.95}], "hardly anything but saturated values in b"),
@@ -109,6 +115,93 @@ def test_what_a_value_means(quantity: str, values: object, meaning: str, tmp_pat
     assert reading.value
 
 
+@pytest.mark.parametrize(
+    ("suggested", "words"),
+    [
+        (1.16, "far below the 64 in use, smaller batches would do"),
+        (20.0, "size: below the 64 in use"),
+        (70.0, "about the 64 in use"),
+        (300.0, "size: above the 64 in use, use larger batches"),
+        (6400.0, "far above the 64 in use, use larger batches or a smaller rate"),
+    ],
+)
+def test_the_suggested_batch_size_is_compared_with_the_one_in_use(
+    suggested: float, words: str, tmp_path: Path
+) -> None:
+    columns = ("batch_size", [32.0, 64.0]), ("CABS", [suggested] * 9)
+    reading, _ = readings(open_run(write(tmp_path / "run.db", *columns)))
+    assert words in reading.meaning
+
+
+def test_the_lines_are_in_the_order_of_the_pictures() -> None:
+    stored = [
+        "learning_rate",
+        "Mine",
+        "HessMaxEV",
+        "NormTest-2",
+        "Distance",
+        "NormTest",
+        "Alpha",
+        "Loss",
+    ]
+    assert ordered(stored) == [
+        "Loss",
+        "Alpha",
+        "Distance",
+        "NormTest-2",
+        "NormTest",
+        "HessMaxEV",
+        "learning_rate",
+        "Mine",
+    ]
+
+
+# -- settings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        (linear(1), "every step"),
+        (linear(3), "every 3 steps"),
+        (linear(3, 7), "every 3 steps from 7 on"),
+        (at([5, 0, 40]), "at 0, 5, 40"),
+        (at([]), "never"),
+        (budget(0.05), "within 5 % of the training time"),
+        (logarithmic(0, 2.5, steps=9), "9 steps from 10^0 to 10^2.5, and step 0"),
+        (linear(3) | at([0, 1]) & linear(2), "every 3 steps or at 0, 1 and every 2 steps"),
+    ],
+)
+def test_schedules_are_words(schedule: object, words: str) -> None:
+    assert schedule_text(repr(schedule)) == words
+
+
+def test_a_schedule_of_somebody_else_stays_as_it_is() -> None:
+    assert schedule_text("<function mine at 0x7f>") == "<function mine at 0x7f>"
+
+
+def test_settings_are_readable() -> None:
+    settings = {
+        "quantities": {
+            "Alpha": repr(Alpha(linear(1))),
+            "GradHist1d": repr(GradHist1d(linear(3), bins=20)),
+            "Mine": "Mine()",
+        },
+        "memory_budget": 64 * 2**20,
+        "reduction": None,
+        "gaps": [],
+        "optimizers": [{"lr": 0.1, "nesterov": False}],
+    }
+    assert settings_texts(settings) == {
+        "quantities.Alpha": "every step",
+        "quantities.GradHist1d": "every 3 steps; bins=20, range=(-2.0, 2.0), adapt=None, samples=65536",
+        "quantities.Mine": "Mine()",
+        "memory_budget": "64 MiB",
+        "optimizers.0.lr": "0.1",
+        "optimizers.0.nesterov": "False",
+    }
+
+
 def test_critical_sharpness_is_compared_with_the_learning_rate(tmp_path: Path) -> None:
     rows = [
         Row("CriticalSharpness", 18.0),
@@ -118,9 +211,14 @@ def test_critical_sharpness_is_compared_with_the_learning_rate(tmp_path: Path) -
     assert reading.meaning == "90 % of 2/η, 20: stable"
 
 
+def test_facts_for_the_doctor_are_not_read_as_values(tmp_path: Path) -> None:
+    (reading,) = readings(recorded(tmp_path, ["fc.weight"], [Row("Wiring", 1.0, key="loss/mean")]))
+    assert (reading.value, reading.meaning) == ("", "facts for the doctor: cockpit doctor RUN")
+
+
 def test_every_reader_is_tested() -> None:
     accuracies_and_losses = {n for n in READERS if n.endswith(("_accuracy", "_loss"))}
-    tested = {quantity for quantity, _, _ in (*READ, *MORE)} | {"CriticalSharpness"}
+    tested = {quantity for quantity, _, _ in (*READ, *MORE)} | {"CriticalSharpness", "Wiring"}
     assert set(READERS) - accuracies_and_losses <= tested
 
 

@@ -11,8 +11,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -128,10 +128,12 @@ def shown(tmp_path: Path) -> Snapshot:
     return snapshot(open_run(tmp_path / "run.db"))
 
 
-def drawn(shown: Snapshot, width: int, height: int, top: int = 0, **options: Any) -> list[str]:
+def drawn(
+    shown: Snapshot, width: int, height: int, top: int = 0, *, full: bool = False
+) -> list[str]:
     stream = io.StringIO()
-    console = Console(file=stream, width=width, height=height, force_terminal=True, **options)
-    console.print(screen(shown, console, top).picture)
+    console = Console(file=stream, width=width, height=height, force_terminal=True)
+    console.print(screen(shown, console, top, full=full).picture)
     return re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).splitlines()
 
 
@@ -192,8 +194,119 @@ def test_an_empty_run_has_a_screen(tmp_path: Path) -> None:
     assert "0 steps tracked" in lines[1]
 
 
+@pytest.fixture
+def wordy(tmp_path: Path) -> Snapshot:
+    """Return a run whose meanings are longer than a line of 80 columns."""
+    names = [f"a_long_name_of_a_layer.{n}.weight" for n in range(20)]
+    writer = RunWriter(
+        tmp_path / "run.db", parameters=[ParameterInfo(name, (2,), "float32") for name in names]
+    )
+    kinds = [f"GradNorm-{n}" for n in range(2, 14)]
+    for step in range(3):
+        rows = [Row(k, 1.0 + n, parameter=name) for k in kinds for n, name in enumerate(names)]
+        writer.record(step, rows)
+    writer.close()
+    return snapshot(open_run(tmp_path / "run.db"))
+
+
+def rows_of(lines: list[str]) -> list[str]:
+    return [line.split()[0] for line in lines if line.startswith("GradNorm")]
+
+
+def test_where_there_is_room_nothing_is_cut(wordy: Snapshot) -> None:
+    text = " ".join("\n".join(drawn(wordy, 80, 60)).split())
+    assert "…" not in text
+    assert text.count("layer.19.weight") == len(wordy.lines)
+    assert "whole texts" not in text
+
+
+def test_where_there_is_none_a_key_shows_the_rest(wordy: Snapshot) -> None:
+    cut = drawn(wordy, 80, 22)
+    assert len(rows_of(cut)) == 12
+    assert "…" in "\n".join(cut)
+    assert "w whole texts" in cut[-1]
+    seen = []
+    for top in range(len(wordy.lines)):
+        whole = drawn(wordy, 80, 22, top, full=True)
+        assert len(whole) <= 22
+        assert "…" not in "\n".join(whole)
+        assert "w one line each" in whole[-1]
+        seen += rows_of(whole)
+    assert set(seen) == {line.quantity for line in wordy.lines}
+    assert rows_of(drawn(wordy, 80, 22, 99, full=True))[-1] == "GradNorm-13"
+
+
+@pytest.mark.parametrize("width", [30, 80, 250])
+@pytest.mark.parametrize("height", [5, 12, 24])
+def test_whole_texts_do_not_leave_the_screen(wordy: Snapshot, width: int, height: int) -> None:
+    lines = drawn(wordy, width, height, 4, full=True)
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= max(height, 10)  # at least a row is shown
+    assert rows_of(lines)
+
+
+def test_an_empty_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    RunWriter(tmp_path / "run.db").close()
+    for command in ("show", "watch"):
+        assert main([command, str(tmp_path / "run.db")]) == 0
+        out = capsys.readouterr().out
+        assert "Nothing has been recorded yet." in out
+        assert "what it means" not in out
+        assert "due" not in out
+    assert any("Nothing" in line for line in drawn(snapshot(open_run(tmp_path / "run.db")), 80, 24))
+
+
+# -- names that are instructions ------------------------------------------------------------------
+
+EVIL = "\x1b]0;owned\x07\x1b[31mred\u202eevil\x9b2J\nE CP999  step 0\r"
+
+
+@pytest.fixture
+def evil(tmp_path: Path) -> Path:
+    writer = RunWriter(
+        tmp_path / "run.db",
+        settings={"model": EVIL, "optimizers": [{"class": EVIL}], EVIL: EVIL},
+        parameters=[ParameterInfo(EVIL, (2,), "float32")],
+    )
+    writer.record(0, [Row("GradNorm", 1.0, parameter=EVIL), Row(EVIL, 2.0)])
+    for kind in ("not-checked", "basis", "budget", EVIL):
+        writer.note(0, kind, EVIL, EVIL)
+    changes = {"why": EVIL, "action": EVIL, "source": EVIL, "subjects": (EVIL,)}
+    writer.finding(replace(FINDING, title=EVIL.replace("\n", "").replace("\r", ""), **changes))
+    writer.close()
+    return tmp_path / "run.db"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["show"], ["watch"], ["compare"], ["report", "--format", "markdown", "-o", "-"]]
+)
+def test_names_do_nothing_to_a_terminal(
+    arguments: list[str], evil: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command, *options = arguments
+    assert main([command, *[str(evil)] * (1 + (command == "compare")), *options]) == 0
+    out = capfd.readouterr().out
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", out)
+    assert not re.search("^E CP999", out, flags=re.M)
+    assert "x1b" in out
+
+
+def test_names_do_nothing_to_the_screen(evil: Path) -> None:
+    text = "\n".join(drawn(snapshot(open_run(evil)), 80, 24))
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
+    assert "\\x1b[31mred\\u202eevil" in text
+
+
+def test_an_error_does_nothing_to_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", str(tmp_path / "\x1b[31mno.db")]) == 2
+    assert "\x1b" not in capsys.readouterr().err
+
+
 def test_keys() -> None:
     assert _meanings(b"q") == ["quit"]
+    assert _meanings(b"w") == ["wrap"]
     assert _meanings(b"\x1b[Bx\x1b[6~k") == ["down", "page down", "up"]
     assert _meanings(b"\x1b") == []
 

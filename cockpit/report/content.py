@@ -10,7 +10,7 @@ from cockpit.findings import SEVERITIES, Finding
 from cockpit.instruments import Panel, panels
 from cockpit.instruments.overlay import overlay
 from cockpit.run import Run
-from cockpit.summary import About, Reading, about, flattened, readings
+from cockpit.summary import About, Reading, about, readings, settings_texts
 
 __all__ = ["Content", "OneRun", "Told", "content_of"]
 
@@ -87,7 +87,7 @@ def _one(run: Run, label: str, problems: tuple[str, ...]) -> OneRun:
         label=label,
         path=str(run.path),
         about=about(run),
-        settings=flattened(run.settings),
+        settings=settings_texts(run.settings),
         readings=tuple(readings(run)),
         findings=tuple(found),
         problems=problems,

@@ -18,7 +18,7 @@ from cockpit.instruments.reading import number
 from cockpit.plotting.theme import THEMES
 from cockpit.report.content import Content, OneRun, Told
 from cockpit.report.svg import colors, picture
-from cockpit.summary import Reading, status_text
+from cockpit.summary import NOTHING, Reading, status_text
 
 __all__ = ["html"]
 
@@ -199,7 +199,7 @@ def _readings(lines: Sequence[Reading]) -> Iterator[str]:
     yield _table(
         '<th>quantity</th><th class="number">now</th><th>what it means</th>',
         rows,
-        "Nothing has been recorded yet.",
+        NOTHING,
     )
     if any(line.value.startswith("~") for line in lines):
         yield '<p class="how">~ median of the last tenth of the steps, of 10 at least</p>\n'
@@ -209,7 +209,7 @@ def _comparison(compared: Comparison) -> Iterator[str]:
     yield '<h2 id="standing">Side by side</h2>\n'
     for title, rows, empty in (
         ("best", compared.best, "No loss and no accuracy has been recorded."),
-        ("now", compared.now, "Nothing has been recorded yet."),
+        ("now", compared.now, NOTHING),
         ("finding", compared.findings, ""),
         (
             "setting that differs",
@@ -296,7 +296,8 @@ def _events(run: OneRun) -> Iterator[str]:
         for kind, first, subject, message, count in rows
     )
     head = "<th>kind</th><th>message</th><th>subject</th><th>first step</th><th>times</th>"
-    yield _table(head, body, "None: everything that was due was checked.")
+    checked = ": everything that was due was checked" if run.about.steps else ""
+    yield _table(head, body, f"None{checked}.")
 
 
 def _settings(run: OneRun) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from cockpit.comparison import Comparison, Row
 from cockpit.findings import Finding
+from cockpit.printable import printable
 from cockpit.report.content import Content, OneRun, Told
 from cockpit.summary import status_text
 
@@ -112,4 +113,4 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def plain(text: str) -> str:
     """Return a text on one line, in which nothing has a meaning to Markdown."""
-    return SPECIAL.sub(r"\\\1", " ".join(text.split()))
+    return SPECIAL.sub(r"\\\1", " ".join(printable(text).split()))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 
 import matplotlib as mpl
-from matplotlib.figure import Figure
 
 from cockpit.plotting import draw_figure
 from cockpit.plotting.layout import figure_size
+from cockpit.plotting.notebook import Picture
 from cockpit.plotting.theme import theme_of
 from cockpit.report.content import Content, Told
 from cockpit.summary import status_text
@@ -26,7 +26,7 @@ def png(content: Content, told: Told) -> bytes:
     with mpl.rc_context(theme_of("light").rc):
         figure = draw_figure(
             content.panels,
-            Figure(figsize=figure_size(content.panels)),
+            Picture(figsize=figure_size(content.panels)),
             title=content.title,
             subtitle=words if len(content.runs) == 1 else f"{len(content.runs)} runs",
         )

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from cockpit.instruments import Heat, Panel, thinned
 from cockpit.plotting.matplotlib import draw_body, pen_for
 from cockpit.plotting.theme import THEMES, Theme
+from cockpit.plotting.words import missing_glyphs_ignored
 
 __all__ = ["colors", "picture"]
 
@@ -61,7 +62,7 @@ def picture(panel: Panel, prefix: str) -> str:
 
 def _svg(panel: Panel, theme: Theme, prefix: str, kind: str) -> str:
     stream = io.StringIO()
-    with mpl.rc_context(RC):
+    with mpl.rc_context(RC), missing_glyphs_ignored():
         figure = Figure(figsize=(WIDTH, HEIGHT), facecolor="none")
         axes = figure.add_axes((0.12, 0.14, 0.84, 0.74))
         draw_body(panel, axes, pen_for(axes, theme, False, LETTERS))

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from cockpit.log import Event, open_file
 from cockpit.run import Run
 
-__all__ = ["About", "EventCount", "Status", "about", "flattened", "status_text"]
+__all__ = ["About", "EventCount", "Status", "about", "status_text"]
 
 Status: TypeAlias = Literal["running", "stopped", "closed"]
 
@@ -75,9 +75,13 @@ class About:
 
     @property
     def size(self) -> str:
-        """The model and its size in words."""
-        of = f" with {self.elements} elements" if self.elements is not None else ""
-        return f"{self.model or 'not known'}, {self.parameters} parameters{of}"
+        """The model, and how many tensors and elements its parameters are, in words."""
+        words = [self.model or "not known"]
+        if self.parameters:
+            words.append(f"{self.parameters} tensor{'s' * (self.parameters != 1)}")
+        if self.elements is not None:
+            words.append(f"{self.elements:,} elements")
+        return ", ".join(words)
 
 
 def about(run: Run) -> About:
@@ -113,29 +117,6 @@ def status_text(status: Status) -> str:
         "stopped": "not closed: still running elsewhere, or stopped on the way",
         "closed": "closed",
     }[status]
-
-
-def flattened(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return nested settings as texts by their dotted names, such as ``optimizers.0.lr``."""
-    flat: dict[str, str] = {}
-
-    def add(name: str, value: Any) -> None:
-        nested = (
-            value
-            if isinstance(value, Mapping)
-            else dict(enumerate(value))
-            if isinstance(value, list)
-            else None
-        )
-        if not nested:
-            flat[name] = "none" if value in (None, [], {}) else str(value)
-            return
-        for key, one in nested.items():
-            add(f"{name}.{key}" if name else str(key), one)
-
-    for key, value in settings.items():
-        add(str(key), value)
-    return flat
 
 
 def _options(optimizer: Mapping[str, Any]) -> str:

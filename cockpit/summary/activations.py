@@ -17,6 +17,9 @@ DEAD = 0.9
 DORMANT = 0.25
 """From this share of dormant units on, a good part of a module's capacity is lost."""
 
+FEW = 0.05
+"""Below this share of dormant units, they are few."""
+
 LOGIT_LARGE = 20.0
 """Logits that grow into the tens go before a collapse of the entropy."""
 
@@ -28,7 +31,8 @@ def _activations(run: Readable, name: str) -> Line | None:
     asleep = medians(dormant)
     if not np.isfinite(asleep).any():
         return "NaN", "not finite: the activations have diverged"
-    value = f"~{percent(float(np.nanmax(asleep)))}"
+    most = float(np.nanmax(asleep))
+    value = f"~{percent(most)}"
     for key, what in (("zeros", "zeros"), ("saturated", "saturated values")):
         shares = table(run, name, key)
         full = "" if shares is None else names_of(shares, medians(shares) >= DEAD)
@@ -37,7 +41,14 @@ def _activations(run: Readable, name: str) -> Line | None:
     many = names_of(dormant, asleep >= DORMANT)
     if many:
         return value, f"of the units are dormant at most: capacity is lost in {many}"
-    return value, "of a module's units are dormant at most: few"
+    if most == 0:
+        return value, "no unit of any module is dormant"
+    if most < FEW:
+        return value, "of a module's units are dormant at most: few"
+    return (
+        value,
+        f"of the units of {dormant.names[int(np.nanargmax(asleep))]} are dormant, the most of any module",
+    )
 
 
 def _attention(run: Readable, name: str) -> Line | None:

@@ -27,19 +27,22 @@ from cockpit.summary.reading import (
 __all__ = ["READERS"]
 
 NORM_TEST: Bands = (
-    (1.0, "the gradient is larger than its noise: the batch is large enough to know it"),
+    (0.5, "the gradient is well known: the batch is large enough"),
+    (1.0, "the gradient is roughly known: its noise is nearly as large as itself"),
     (math.inf, "noise exceeds the gradient: a larger batch would give a better direction"),
 )
-"""The standard error of the mini-batch gradient relative to its norm."""
+"""The standard error of the mini-batch gradient relative to its norm: up to one half, two of them fit in."""
 
 INNER_TEST: Bands = (
-    (1.0, "the mini-batch gradient points downhill with high probability"),
+    (0.5, "the mini-batch gradient points downhill with high probability"),
+    (1.0, "the mini-batch gradient probably points downhill"),
     (math.inf, "the mini-batch gradient may well point uphill: a larger batch would help"),
 )
 """The same, along the mini-batch gradient."""
 
 ORTHO_TEST: Bands = (
-    (1.0, "the direction of the gradient is well known"),
+    (0.5, "the direction of the gradient is well known"),
+    (1.0, "the direction of the gradient is roughly known"),
     (math.inf, "most of the direction is noise, as is common with many parameters"),
 )
 """The same, orthogonal to the mini-batch gradient."""
@@ -56,8 +59,8 @@ EARLY_STOPPING: Bands = (
 )
 """One minus the gradient's square in units of its variance."""
 
-UNUSUAL = 3.0
-"""Robust z-scores up to about this one are usual."""
+OTHER_SIZE, FAR = 2.0, 10.0
+"""From these ratios on, a suggested batch size is another one than that in use, and far from it."""
 
 CONFLICT = 0.55
 """A share of negative cosines above one half, by more than the noise."""
@@ -118,10 +121,23 @@ def _cabs(run: Readable, name: str) -> Line | None:
     recent = np.zeros(0) if data is None else recent_of(data.values)
     if not recent.size:
         return None
-    return (
-        f"~{number(float(np.median(recent)))}",
-        "suggested batch size: far above the one in use, use larger batches or a smaller rate",
-    )
+    size = float(np.median(recent))
+    return f"~{number(size)}", f"suggested batch size: {_against_used(run, size)}"
+
+
+def _against_used(run: Readable, size: float) -> str:
+    """Return how a suggested batch size compares with the one in use, and what follows."""
+    logged = curve(run, "batch_size")
+    used = np.nan if logged is None else float(logged.values[-1])
+    if not used > 0:
+        return "if it is far above the one in use, use larger batches or a smaller rate"
+    ratio = size / used
+    far = "far " if not 1 / FAR < ratio < FAR else ""
+    if ratio >= OTHER_SIZE:
+        return f"{far}above the {number(used)} in use, use larger batches or a smaller rate"
+    if ratio <= 1 / OTHER_SIZE:
+        return f"{far}below the {number(used)} in use, smaller batches would do at this rate"
+    return f"about the {number(used)} in use"
 
 
 def _signal_to_noise(run: Readable, name: str) -> Line | None:
@@ -132,7 +148,7 @@ def _signal_to_noise(run: Readable, name: str) -> Line | None:
     now, start = float(np.median(recent)), float(data.values[0])
     if len(data.values) < 2 * RECENT_LEAST:
         return f"~{number(now)}", "signal to noise of an element of the gradient; falling is usual"
-    change = "falling, as is usual" if now < start else "not falling: the samples still agree"
+    change = "falling, as is usual" if now < start else "not falling"
     return f"~{number(now)}", f"{change}; it was {number(start)} at step {data.steps[0]:.0f}"
 
 
@@ -176,7 +192,7 @@ def _outliers(run: Readable, name: str) -> Line | None:
     far = [str(i) for i, score in zip(samples, last.tolist(), strict=False) if score > OUTLIER]
     if far:
         return value, f"largest score of a batch; outliers in the last one: samples {listed(far)}"
-    usual = float(np.median(recent)) <= UNUSUAL
+    usual = float(np.median(recent)) <= OUTLIER
     return value, f"largest score of a batch{', as usual' if usual else ': outliers are common'}"
 
 

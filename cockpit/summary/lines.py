@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import numpy as np
 from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from cockpit.instruments import Readable
+from cockpit.instruments import INSTRUMENTS, Readable
 from cockpit.instruments.reading import Curve, curve, number
+from cockpit.printable import printable
 from cockpit.summary import activations, curvature, gradients, step_size, training
 from cockpit.summary.reading import Line, Reader, Reading
 
-__all__ = ["READERS", "as_table", "reading_of", "readings"]
+__all__ = ["NOTHING", "READERS", "as_table", "ordered", "reading_of", "readings"]
+
+NOTHING = "Nothing has been recorded yet."
+"""What there is to say of a run without a quantity."""
+
+FIRST = ("Loss", "Alpha")
+"""What everybody looks at first."""
+
+PLACES = {
+    quantity: place
+    for place, one in reversed(list(enumerate(INSTRUMENTS)))
+    for quantity in one.quantities
+}
+"""The first picture that shows each quantity, counted from 0."""
 
 READERS: dict[str, Reader] = (
     step_size.READERS
@@ -27,14 +42,29 @@ READERS: dict[str, Reader] = (
 
 
 def readings(run: Readable) -> list[Reading]:
-    """Return a line for each quantity and metric of a run, in the order of their appearance."""
-    return [reading_of(run, name) for name in run.quantities]
+    """Return a line for each quantity and metric of a run, in the order of `ordered`."""
+    return [reading_of(run, name) for name in ordered(run.quantities)]
+
+
+def ordered(quantities: Iterable[str]) -> list[str]:
+    """Return quantities in the order of their pictures, after loss and step length; others come last."""
+    return sorted(quantities, key=_place)
+
+
+def _place(quantity: str) -> tuple[int, int]:
+    kind = _kind(quantity)
+    if kind in FIRST:
+        return 0, FIRST.index(kind)
+    return 1, PLACES.get(kind, len(INSTRUMENTS))
+
+
+def _kind(quantity: str) -> str:
+    return re.sub(r"-\d+$", "", quantity)  # the second of its kind is called "NormTest-2"
 
 
 def reading_of(run: Readable, quantity: str) -> Reading:
     """Return the line for one quantity or metric of a run."""
-    kind = re.sub(r"-\d+$", "", quantity)  # the second of its kind is called "NormTest-2"
-    read = READERS.get(kind, _anything)
+    read = READERS.get(_kind(quantity), _anything)
     found = read(run, quantity) or _anything(run, quantity) or ("", "nothing to show yet")
     return Reading(quantity, *found)
 
@@ -46,7 +76,8 @@ def as_table(lines: list[Reading]) -> RichTable:
     shown.add_column("now", justify="right", no_wrap=True)
     shown.add_column("what it means", overflow="fold")
     for line in lines:
-        shown.add_row(Text(line.quantity), Text(line.value), Text(line.meaning))
+        texts = (line.quantity, line.value, line.meaning)
+        shown.add_row(*(Text(printable(text)) for text in texts))
     if any(line.value.startswith("~") for line in lines):
         shown.caption = "~ median of the last tenth of the steps, of 10 at least"
         shown.caption_justify = "left"
@@ -81,4 +112,7 @@ def _extent(data: Curve) -> str:
     finite = data.values[np.isfinite(data.values)]
     if not finite.size:
         return "never a finite number"
-    return f"between {number(float(finite.min()))} and {number(float(finite.max()))} so far"
+    low, high = (number(float(bound)) for bound in (finite.min(), finite.max()))
+    if low != high:
+        return f"between {low} and {high} so far"
+    return "constant so far" if len(data.values) > 1 else "the only value so far"

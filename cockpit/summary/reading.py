@@ -8,7 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from cockpit.instruments import Readable
-from cockpit.instruments.reading import Table, curve, number
+from cockpit.instruments.reading import (
+    RECENT_LEAST,
+    Table,
+    curve,
+    medians,
+    now_of,
+    number,
+    percent,
+    recent_of,
+)
 
 __all__ = [
     "RECENT_LEAST",
@@ -25,9 +34,6 @@ __all__ = [
     "recent_of",
     "total",
 ]
-
-RECENT_SHARE, RECENT_LEAST = 0.1, 10
-"""Noisy quantities are read from the last tenth of their steps, from ten steps at least."""
 
 Line = tuple[str, str]  # value, meaning
 Bands = tuple[tuple[float, str], ...]  # up to this value it means that
@@ -54,12 +60,6 @@ def meaning_of(value: float, bands: Bands) -> str:
     return next(meaning for limit, meaning in bands if value <= limit)
 
 
-def recent_of(values: np.ndarray) -> np.ndarray:
-    """Return the last finite values."""
-    recent = values[-max(RECENT_LEAST, int(RECENT_SHARE * len(values))) :]
-    return recent[np.isfinite(recent)]
-
-
 def median_in(bands: Bands, undefined: str) -> Callable[[Readable, str], Line | None]:
     """Make a reader that puts the median of the last steps into one of the bands."""
 
@@ -76,31 +76,14 @@ def median_in(bands: Bands, undefined: str) -> Callable[[Readable, str], Line | 
     return read
 
 
-def medians(data: Table) -> np.ndarray:
-    """Return each parameter's median over the last steps, `[parameters]`."""
-    return np.array(
-        [np.median(recent) if (recent := recent_of(row)).size else np.nan for row in data.values]
-    )
-
-
 def total(data: Table) -> str:
     """Return the norm over all parameters, its median over the last steps, as a text."""
-    recent = recent_of(data.total.values)
-    return (
-        f"~{number(float(np.median(recent)))}"
-        if recent.size
-        else number(float(data.total.values[-1]))
-    )
+    return now_of(data.total.values)
 
 
 def names_of(data: Table, chosen: np.ndarray) -> str:
     """Return the names of the chosen rows, `[names]` of bool, as a text."""
     return listed([name for name, is_chosen in zip(data.names, chosen, strict=True) if is_chosen])
-
-
-def percent(share: float) -> str:
-    """Return a share in per cent, as a text."""
-    return f"{number(100 * share)} %" if share == 0 or share >= 1e-4 else "< 0.01 %"
 
 
 def listed(names: list[str], at_most: int = 3) -> str:

@@ -117,10 +117,10 @@ def _update_ratio(run: Readable, name: str) -> Line | None:
     value = f"~{number(float(np.median(ratios[known])))}"
     slow, fast = names_of(data, ratios < RATIO_LOW), names_of(data, known & (ratios > RATIO_HIGH))
     if fast:
-        return value, f"the usual parameter; thrown about, at more than {RATIO_HIGH}: {fast}"
+        return value, f"median of the parameters; thrown about, at more than {RATIO_HIGH}: {fast}"
     if slow:
-        return value, f"the usual parameter; hardly learning, at less than {RATIO_LOW}: {slow}"
-    return value, "the usual parameter; about 0.001 is a rule of thumb"
+        return value, f"median of the parameters; hardly learning, at less than {RATIO_LOW}: {slow}"
+    return value, "median of the parameters; about 0.001 is a rule of thumb"
 
 
 def _lost_updates(run: Readable, name: str) -> Line | None:
@@ -134,6 +134,8 @@ def _lost_updates(run: Readable, name: str) -> Line | None:
     lost = names_of(data, shares >= LOST)
     if lost:
         return f"~{percent(most)}", f"smaller than what rounding keeps: updates of {lost}"
+    if most == 0:
+        return f"~{percent(most)}", "of the elements do not change: rounding takes nothing"
     return f"~{percent(most)}", "at most, of the elements do not change: rounding takes little"
 
 

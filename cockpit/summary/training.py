@@ -7,10 +7,13 @@ from collections.abc import Callable
 import numpy as np
 
 from cockpit.instruments import Readable
-from cockpit.instruments.reading import curve, number
+from cockpit.instruments.reading import Curve, curve, number
 from cockpit.summary.reading import RECENT_LEAST, Line, Reader, recent_of
 
 __all__ = ["READERS"]
+
+HARDLY = 0.02
+"""A metric that is better than at first by no more than this share has hardly changed."""
 
 
 def _loss(run: Readable, name: str) -> Line | None:
@@ -52,11 +55,20 @@ def _best(better: Callable[[np.ndarray], float]) -> Callable[[Readable, str], Li
             return None
         best, last = float(better(finite)), float(data.values[-1])
         if best == last:
-            return number(last), "the best so far" if len(finite) > 1 else "as logged"
+            return number(last), _since(data, finite[0])
         step = data.steps[int(np.flatnonzero(data.values == best)[0])]
         return number(last), f"the best was {number(best)} at step {step:.0f}"
 
     return read
+
+
+def _since(data: Curve, first: float) -> str:
+    """Return what to say of a last value that is the best one."""
+    if len(data.values) == 1:
+        return "the only value so far"
+    if abs(float(data.values[-1]) - first) <= HARDLY * abs(first):
+        return f"hardly better than at first: it began at {number(float(first))}"
+    return "the best so far"
 
 
 def _learning_rate(run: Readable, name: str) -> Line | None:
@@ -75,9 +87,14 @@ def _epochs(run: Readable, name: str) -> Line | None:
     return None if data is None else (number(float(data.values[-1])), "epochs so far")
 
 
+def _wiring(run: Readable, name: str) -> Line | None:
+    return "", "facts for the doctor: cockpit doctor RUN"
+
+
 READERS: dict[str, Reader] = {
     "Loss": _loss,
     "Time": _time,
+    "Wiring": _wiring,
     "epoch_count": _epochs,
     "learning_rate": _learning_rate,
     **{f"{part}_accuracy": _best(np.max) for part in ("train", "valid", "test")},

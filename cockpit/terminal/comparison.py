@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cockpit.comparison import Comparison, Row
+from cockpit.printable import printable
 
 __all__ = ["comparison_page"]
 
@@ -47,8 +48,9 @@ def _tables(
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
         table.add_column(title, style="bold", max_width=NAME + 8, overflow="fold")
         for label in labels[part]:
-            table.add_column(Text(label), overflow="fold")
+            table.add_column(Text(printable(label)), overflow="fold")
         for row in rows:
-            table.add_row(Text(row.name), *(Text(value or "-") for value in row.values[part]))
+            texts = (row.name, *(value or "-" for value in row.values[part]))
+            table.add_row(*(Text(printable(text)) for text in texts))
         yield Text()
         yield table

@@ -22,6 +22,7 @@ KEYS = {
     b"b": "page up",
     b"\x1b[6~": "page down",
     b" ": "page down",
+    b"w": "wrap",
     b"q": "quit",
     b"Q": "quit",
     b"\x04": "quit",  # Ctrl-D

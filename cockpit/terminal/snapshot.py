@@ -11,7 +11,7 @@ import numpy as np
 
 from cockpit.findings import SEVERITIES, Finding
 from cockpit.run import Run
-from cockpit.summary import About, Reading, about, reading_of
+from cockpit.summary import About, Reading, about, ordered, reading_of
 from cockpit.terminal.trends import trend_of
 
 __all__ = ["Snapshot", "age", "growing", "snapshot", "version_of"]
@@ -68,7 +68,7 @@ def growing(run: Run) -> Iterator[Snapshot]:
         trends=(),
     )
     yield shown
-    for quantity in run.quantities:
+    for quantity in ordered(run.quantities):
         lines = (*shown.lines, reading_of(run, quantity))
         shown = replace(shown, lines=lines, trends=(*shown.trends, trend_of(run, quantity)))
         yield shown

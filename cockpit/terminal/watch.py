@@ -127,29 +127,31 @@ class _Reader(threading.Thread):
 
 def _follow(reader: _Reader, keyboard: Keyboard, console: Console, live: Live) -> None:
     """Draw what the reader has until somebody quits."""
-    top, lines = 0, 1
+    top, lines, full = 0, 1, False
     drawn: tuple[object, ...] = ()
     while reader.error is None:
         second = int(time.monotonic())  # "3 s ago" has to go on
         now = (reader.shown, reader.problem, reader.is_reading, console.size, second)
-        if (*now, top) != drawn:
-            seen = _picture(reader, console, top)
+        if (*now, top, full) != drawn:
+            seen = _picture(reader, console, top, full)
             live.update(seen.picture, refresh=True)
             top, lines = seen.top, seen.lines
-            drawn = (*now, top)
+            drawn = (*now, top, full)
         for key in keyboard.pressed(TICK):
             if key == "quit":
                 return
-            top += {"up": -1, "down": 1, "page up": -lines}.get(key, lines)
+            if key == "wrap":
+                full = not full
+            top += {"up": -1, "down": 1, "page up": -lines, "page down": lines}.get(key, 0)
     raise reader.error
 
 
-def _picture(reader: _Reader, console: Console, top: int) -> Screen:
+def _picture(reader: _Reader, console: Console, top: int, full: bool) -> Screen:
     shown = reader.shown
     if shown is None:
         return Screen(Text("Reading the run ..."), 0, 1)
     problem = reader.problem or ("Reading the run ..." if reader.is_reading else "")
-    return screen(shown, console, top, problem)
+    return screen(shown, console, top, problem, full=full)
 
 
 @contextmanager
