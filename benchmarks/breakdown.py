@@ -11,7 +11,7 @@ from benchmarks.cases import CASES, ECONOMY
 from benchmarks.tables import Section
 
 NETWORKS = ("mlp", "3c3d", "transformer")
-REPEATS = 2
+REPEATS = {"mlp": 3, "3c3d": 2, "transformer": 1}
 
 
 def measured(quick: bool, tick: Callable[[], None]) -> Section:
@@ -27,7 +27,7 @@ def measured(quick: bool, tick: Callable[[], None]) -> Section:
             problem.losses,
             ECONOMY,
             optimizer=optimizer,
-            repeats=1 if quick else REPEATS,
+            repeats=1 if quick else REPEATS[name],
             progress=False,
         )
         text += f"{case.title}\n\n{profile}\n\n"

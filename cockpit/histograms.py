@@ -15,6 +15,9 @@ BLOCK = 2**16
 """Values that are binned at a time: the temporaries stay in the processor's cache, where larger ones are got from
 the system and given back each time."""
 
+GROUP = 2**15
+"""Values of several parameters that are counted at a time."""
+
 
 def blocks(values: Tensor) -> Sequence[Tensor]:
     """Cut a tensor into flat blocks that suit its device: other ones than processors are best left whole."""
@@ -179,18 +182,36 @@ def counted(items: Sequence[Histogram | Drawn]) -> list[Histogram]:
 
 
 def _counted_together(items: Sequence[Drawn], bins: Bins) -> Iterator[Histogram]:
-    width, device = bins.count + 1, bins.edges.device
-    values = torch.cat([item.values.reshape(-1) for item in items])
+    table = torch.cat([_table(group, bins) for group in _groups(items)])
     sizes = [item.values.numel() for item in items]
-    index = torch.cat([bins.index(block) for block in blocks(values)])
-    starts = torch.arange(len(items), dtype=torch.int32, device=device) * width
-    first = starts.repeat_interleave(torch.tensor(sizes, device=device), output_size=sum(sizes))
-    table = torch.bincount(index.add_(first), minlength=len(items) * width).reshape(-1, width)
-    totals = torch.tensor([item.total for item in items], device=device)
-    drawn = torch.tensor(sizes, device=device).clamp_(min=1)  # of an empty parameter none are
-    table = scale_counts(table, totals, drawn)
+    totals, drawn = torch.tensor([[item.total for item in items], sizes], device=table.device)
+    table = scale_counts(table, totals, drawn.clamp(min=1))  # of an empty parameter none are drawn
     for row, size in zip(table, sizes, strict=True):
         yield Histogram(row[:-1], row[-1], size)
+
+
+def _groups(items: Sequence[Drawn]) -> Iterator[list[Drawn]]:
+    """Put few values together, up to `GROUP` of them."""
+    group: list[Drawn] = []
+    size = 0
+    for item in items:
+        if group and size + item.values.numel() > GROUP:
+            yield group
+            group, size = [], 0
+        group.append(item)
+        size += item.values.numel()
+    yield group
+
+
+def _table(items: Sequence[Drawn], bins: Bins) -> Tensor:
+    """Count the values of each, int64 `[items, bins + 1]`."""
+    if len(items) == 1:
+        return bins.counts(items[0].values).unsqueeze(0)
+    width = bins.count + 1
+    index = bins.index(torch.cat([item.values.reshape(-1) for item in items]))
+    for row, part in enumerate(index.split([item.values.numel() for item in items])):
+        part.add_(row * width)
+    return torch.bincount(index, minlength=len(items) * width).reshape(-1, width)
 
 
 def scale_counts(counts: Tensor, total: int | Tensor, drawn: int | Tensor) -> Tensor:

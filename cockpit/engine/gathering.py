@@ -150,7 +150,9 @@ class Gathering:
         self._noted: set[str] = set()
         self._counts: set[tuple[int, int]] = set()  # of samples drawn, and of the batch, once noted
         self._ahead: _Read | None = None
-        self.overslept = False  # whether the hooks on the model rested in a part of the forward pass
+        self.overslept = (
+            False  # whether the hooks on the model rested in a part of the forward pass
+        )
 
     def seed_of(self, global_step: int) -> int:
         """Return the seed of the random numbers of a step."""

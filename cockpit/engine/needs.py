@@ -187,7 +187,7 @@ class ParameterNorms(Observation):
     def observe(self, step: Step) -> PerParameter:
         """Return the norms."""
         values = [parameter.detach() for parameter in step.parameters.values()]
-        return PerParameter(zip(step.parameters, torch._foreach_norm(values), strict=True))
+        return PerParameter(zip(step.parameters, norms_of(values), strict=True))
 
 
 @dataclass(frozen=True)
@@ -231,9 +231,26 @@ class DistanceFromStart(Observation):
 
 def _distance(first: Tensor, second: Tensor) -> Tensor:
     """Return ‖first − second‖, `[]`, without a difference as large as these."""
-    parts = zip(blocks(first), blocks(second), strict=True)
-    norms = [torch.linalg.vector_norm(a - b) for a, b in parts]
+    pieces = zip(blocks(first), blocks(second), strict=True)
+    norms = [norms_of([a - b])[0] for a, b in pieces]  # one difference at a time
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+
+
+def norms_of(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the Euclidean norms of tensors, each `[]`."""
+    if all(map(_takes_dot, tensors)):
+        # On a processor four times as fast as the norm, and in single precision more precise: of five
+        # million numbers it is off by 2e-6, the norm by 1e-4.
+        return [torch.dot(flat, flat).sqrt_() for flat in (t.reshape(-1) for t in tensors)]
+    return torch._foreach_norm(list(tensors))
+
+
+def _takes_dot(tensor: Tensor) -> bool:
+    return (
+        tensor.device.type == "cpu"
+        and tensor.dtype in (torch.float32, torch.float64)
+        and tensor.is_contiguous()
+    )
 
 
 # -- after the backward pass ----------------------------------------------------------------------
@@ -255,11 +272,7 @@ class GradientNorms(Observation):
             for name, parameter in step.parameters.items()
             if parameter.grad is not None
         }
-        norms = (
-            dict(zip(grads, torch._foreach_norm(list(grads.values())), strict=True))
-            if grads
-            else {}
-        )
+        norms = dict(zip(grads, norms_of(list(grads.values())), strict=True)) if grads else {}
         scaler = step.info.get("grad_scaler")
         if scaler is not None:
             norms = {
@@ -308,7 +321,7 @@ class UpdateNorms(OfUpdate):
 
     def observe(self, step: Step, update: Update) -> PerParameter:
         """Return the norms."""
-        return PerParameter(zip(update, torch._foreach_norm(list(update.values())), strict=True))
+        return PerParameter(zip(update, norms_of(list(update.values())), strict=True))
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ COLUMNS = {
 FOOT = """
 The losses of models of transformers are those that the models compute from `labels`. `individual_losses`, a `closure`
 and the optimizer are given everywhere. Histograms count every value (`samples=None`); with the default settings they
-draw 131072 of more.
+draw 65536 of more.
 
 ResNet-18, ConvNeXt-tiny and MobileNetV3-small of torchvision are compared in full size and float32, too: the
 individual gradients of every parameter, and the tests that are made of them.
