@@ -12,12 +12,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 
 from cockpit.errors import CockpitError, InvalidArgument, InvalidType
 
-__all__ = ["Budget", "Schedule", "at", "budget", "is_due", "linear", "logarithmic"]
+__all__ = [
+    "Budget",
+    "Schedule",
+    "at",
+    "budget",
+    "is_due",
+    "linear",
+    "logarithmic",
+]
 
 
 class Schedule:
@@ -78,6 +86,18 @@ class _Linear(Schedule):
 
     def __call__(self, global_step: int) -> bool:
         return global_step >= self.offset and (global_step - self.offset) % self.interval == 0
+
+
+class _Default(_Linear):
+    """``linear(1)`` where nobody has asked for it: equal to it, but `is_default`."""
+
+    def __repr__(self) -> str:
+        return repr(linear(self.interval, self.offset))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Linear) and astuple(self) == astuple(other)
+
+    __hash__ = _Linear.__hash__
 
 
 @dataclass(frozen=True)
@@ -196,6 +216,20 @@ def linear(interval: int, offset: int = 0) -> Schedule:
     return _Linear(interval, offset)
 
 
+def default() -> Schedule:
+    """Return the schedule of a quantity that was given none: every step, unless a cockpit has a budget.
+
+    It is equal to ``linear(1)``. But where ``Cockpit(..., overhead=0.05)`` says what tracking may take,
+    that is for the quantities that have this schedule; with ``linear(1)`` they are tracked at every step.
+    """
+    return _Default(1)
+
+
+def is_default(schedule: Callable[[int], bool]) -> bool:
+    """Whether a schedule is the `default`, rather than one that was asked for."""
+    return isinstance(schedule, _Default)
+
+
 def logarithmic(
     start: float, end: float, steps: int = 300, base: float = 10, init: bool = True
 ) -> Schedule:
@@ -236,7 +270,7 @@ def is_due(schedule: Callable[[int], bool], global_step: int) -> bool:
             function without a ``return`` gives, and would silently track nothing.)
     """
     answer = schedule(global_step)
-    if isinstance(answer, bool):
+    if answer is True or answer is False:
         return answer
     if type(answer).__name__ in ("bool_", "bool"):  # numpy's bool, without importing numpy
         return bool(answer)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,7 +18,7 @@ from torch import Tensor, nn
 
 import cockpit.cockpit
 from cockpit import Cockpit, CockpitError, CockpitWarning, configuration, quantities, schedules
-from cockpit.budget.ledger import Ledger
+from cockpit.budget.ledger import Account, Ledger
 from cockpit.budget.meter import Meter, Typical
 from cockpit.engine import Observation, Step
 from cockpit.engine.needs import Moment, Next
@@ -33,6 +36,7 @@ class FakeClock:
 
     def __init__(self, late: int = 0) -> None:
         self.now, self.late, self.marked = 0.0, late, 0
+        self.each = 0.0  # what it takes to mark a moment
 
     def work(self, seconds: float) -> None:
         self.now += seconds
@@ -42,7 +46,9 @@ class FakeClock:
 
     def mark(self) -> tuple[float, int]:
         self.marked += 1
-        return self.now, self.marked
+        moment = self.now, self.marked
+        self.work(self.each)
+        return moment
 
     def passed(self, moment: tuple[float, int]) -> bool:
         return self.marked >= moment[1] + self.late
@@ -279,6 +285,64 @@ def test_nothing_is_tracked_again_before_its_first_cost_is_known(clock: FakeCloc
     training.watch.close()
 
 
+def test_one_outlier_does_not_starve_what_is_cheap(clock: FakeClock) -> None:
+    """The first time takes 20 steps, and those after it next to nothing."""
+    tracked: list[Quantity] = [
+        Costly(budget(0.05), need=Work(clock, 0.01 * PLAIN, first=20 * PLAIN), label="a"),
+        Costly(budget(0.05), need=Work(clock, 0.2 * PLAIN), label="b"),
+    ]
+    training = Training(clock, tracked).run(1000)
+    assert training.counts()["a"] > 500  # paid off after 400
+    assert abs(training.overhead() - 0.05) < 0.005
+    training.watch.close()
+
+
+def test_while_one_cost_is_known_the_estimate_limits_what_is_charged() -> None:
+    account = Account(effort=0.5)
+    assert account.price(1.0) == 0.5
+    account.learn(20.0)
+    assert (account.cost(1.0), account.price(1.0)) == (20.0, 0.5)
+    account.learn(30.0)
+    assert account.price(1.0) == 20.0
+
+
+# -- what the blocks take where nothing is due ----------------------------------------------------
+
+
+def test_idle_blocks_are_not_charged(clock: FakeClock) -> None:
+    """They take 6 % of the step here, which is more than the whole budget."""
+    clock.each = 0.03 * PLAIN
+    training = Training(clock, costly(clock, a=0.1)).run(500)
+    assert training.counts()["a"] == pytest.approx(250, rel=0.15)
+    assert training.watch.overhead == pytest.approx(0.05, abs=0.005)
+    training.watch.close()
+    subject, text = events(training)[-1]
+    assert subject == "overhead"
+    more = text.split("; ")[1]
+    assert more.endswith("are taken by the with blocks at every step, tracked or not")
+    assert 4 < float(more.split()[0]) < 7
+
+
+def test_an_idle_block_that_takes_long_is_charged(clock: FakeClock) -> None:
+    clock.each = 0.001 * PLAIN
+    training = Training(clock, costly(clock, a=0.1)).run(100)
+    while any(quantity.is_due(training.step) for quantity in training.watch.quantities):
+        training.run(1)
+    enter = training.watch._enter
+
+    def slow(*arguments: Any) -> bool:
+        clock.work(5 * PLAIN)
+        return enter(*arguments)
+
+    training.watch._enter = slow
+    training.run(1)
+    training.watch._enter = enter
+    training.run(60)
+    spent = training.counts()["a"] * 0.1 * PLAIN
+    assert training.watch._budget.total == pytest.approx(spent + 5 * PLAIN, rel=0.02)
+    training.watch.close()
+
+
 # -- what is no training --------------------------------------------------------------------------
 
 
@@ -314,6 +378,53 @@ def test_an_error_in_the_block_leaves_the_budget_intact(clock: FakeClock) -> Non
     training.step = 31
     training.run(469)
     assert abs(training.overhead() - 0.05) < 0.01
+    training.watch.close()
+
+
+@pytest.mark.parametrize("most", [1, 1000], ids=["once", "each time"])
+def test_a_step_that_is_tried_again_is_settled_once(clock: FakeClock, most: int) -> None:
+    """Its first attempt fails before anything was computed, as where memory runs out."""
+    training = Training(clock, costly(clock, a=2.0))
+    failures = 0
+    for step in range(400):
+        due = any(quantity.is_due(step) for quantity in training.watch.quantities)
+        if due and failures < most:
+            failures += 1
+            losses = F.cross_entropy(training.model(training.x), training.y, reduction="none")
+            with (
+                pytest.raises(MemoryError),
+                training.watch(step, loss=losses.mean(), individual_losses=losses),
+            ):
+                raise MemoryError
+        training.run(1)
+    assert failures
+    assert abs(training.overhead() - 0.05) < 0.01
+    training.watch.close()
+
+
+def test_numbers_that_start_anew_are_refused_at_once(clock: FakeClock) -> None:
+    training = Training(clock, costly(clock, a=0.1)).run(60)
+    last = max(training.watch.get_output())
+    training.step = 0
+    words = f"Step 0 comes after step 59, and step {last} was tracked already.*count on from"
+    with pytest.raises(CockpitError, match=words):
+        training.run(1)
+    training.step = 60
+    training.run(440)
+    assert abs(training.overhead() - 0.05) < 0.01
+    training.watch.close()
+
+
+def test_numbers_may_start_anew_before_anything_was_tracked(clock: FakeClock) -> None:
+    training = Training(clock, costly(clock, a=0.1)).run(2)
+    training.step = 0
+    training.run(2)
+    training.step = 0
+    keeper = training.watch._budget
+    assert keeper.steps == 3
+    assert len(keeper._meter._marks.spans) < 8
+    training.run(500)
+    assert training.counts()["a"] == pytest.approx(250, abs=8)
     training.watch.close()
 
 
@@ -378,6 +489,25 @@ def test_intervals_spend_the_share() -> None:
     assert costs["b"] / intervals["b"] == pytest.approx(costs["c"] / intervals["c"])
 
 
+def test_intervals_are_those_of_what_others_leave() -> None:
+    ledger = Ledger(0.1)
+    ledger.open("a", 1.0, grouped=False)
+    for _ in range(10):
+        ledger.credit(1.0)
+        ledger.spread(0.06, elsewhere=0.06)
+    assert ledger.available == pytest.approx(0.04)
+    assert ledger.intervals()["a"] == pytest.approx(25)
+    ledger.spread(1.0, elsewhere=1.0)
+    assert ledger.intervals()["a"] == float("inf")
+
+
+def test_a_ledger_without_accounts_buys_nothing() -> None:
+    ledger = Ledger(0.1)
+    ledger.credit(1.0)
+    ledger.spread(1.0)
+    assert (ledger.due(), ledger.intervals()) == (set(), {})
+
+
 def test_spans_within_spans_count_once() -> None:
     fake = FakeClock()
     meter = Meter(fake)
@@ -417,6 +547,78 @@ def test_overhead_is_for_all_that_have_no_schedule(clock: FakeClock) -> None:
     assert training.watch.run().settings["overhead"] == 0.05
 
 
+def test_what_others_take_is_told(clock: FakeClock) -> None:
+    """With half of the budget gone, what is left comes half as often, and the run file says so."""
+    free = Costly(need=Work(clock, 0.5 * PLAIN), label="free")
+    own = Costly(linear(2), need=Work(clock, 0.05 * PLAIN), label="own")
+    training = Training(clock, [free, own], {"overhead": 0.05}).run(1000)
+    training.watch.close()
+    assert training.counts()["free"] == pytest.approx(50, abs=5)
+    ledger = training.watch._budget._ledgers[0.05]
+    assert ledger.intervals()["free"] == pytest.approx(20, rel=0.1)
+
+
+def test_a_schedule_that_was_asked_for_is_kept(clock: FakeClock) -> None:
+    """``linear(1)`` is the default, too; but who writes it wants it."""
+    own = Costly(linear(1), need=Work(clock, 0.2 * PLAIN), label="own")
+    free = Costly(need=Work(clock, 0.21 * PLAIN), label="free")
+    training = Training(clock, [own, free], {"overhead": 0.05}).run(100)
+    assert training.counts()["own"] == 100
+    assert training.counts()["free"] < 10
+    training.watch.close()
+
+
+def test_the_overhead_is_known_where_all_have_schedules(clock: FakeClock) -> None:
+    own = Costly(linear(2), need=Work(clock, PLAIN), label="own")
+    training = Training(clock, [own], {"overhead": 0.05}).run(200)
+    assert training.watch.overhead == pytest.approx(0.5, abs=0.01)
+    training.watch.close()
+    assert events(training)[-1][1].startswith("tracking took 50.")
+
+
+def test_the_overhead_is_that_of_all(clock: FakeClock) -> None:
+    own = Costly(linear(2), need=Work(clock, PLAIN), label="own")
+    training = Training(clock, [own, *costly(clock, a=0.1)]).run(500)
+    assert training.counts()["a"] == pytest.approx(250, abs=5)
+    assert training.overhead() == pytest.approx(0.55, abs=0.01)
+    assert training.watch.overhead == pytest.approx(training.overhead(), abs=0.01)
+    training.watch.close()
+    _, text = events(training)[-1]
+    assert text.startswith("tracking took 55.")
+    assert "; 50.1 % were taken by quantities with schedules of their own" in text
+
+
+def test_a_budget_does_not_pay_for_steps_of_others(clock: FakeClock) -> None:
+    """What it takes to enter a tracked step is paid by those that are due."""
+    search = quantities.HessMaxEV(budget(0.05))
+    own = Costly(linear(2), need=Work(clock, 0.1 * PLAIN), label="own")
+    training = Training(clock, [search, own])
+    enter = training.watch._engine.enter
+
+    def slow(*arguments: Any) -> None:
+        clock.work(PLAIN)
+        enter(*arguments)
+
+    training.watch._engine.enter = slow
+    training.run(60)
+    assert training.counts() == {"own": 30}
+    assert training.watch._budget.spent[0.05] == 0
+    assert training.watch.overhead == pytest.approx(0.55, abs=0.02)
+    training.watch.close()
+
+
+def test_individual_gradients_at_every_step(clock: FakeClock) -> None:
+    """There is no step without them to compare with: what is computed from them is known nevertheless."""
+    heavy = Costly(linear(1), need=WorkOnGradients(clock, 2 * PLAIN / 4), label="heavy")
+    training = Training(clock, [heavy], {"overhead": 0.05}).run(200)
+    assert training.overhead() == pytest.approx(2.0)
+    assert training.watch.overhead == pytest.approx(2.0, abs=0.02)
+    training.watch.close()
+    told = [text for subject, text in events(training) if subject == "individual gradients"]
+    assert len(told) == 1
+    assert "what it takes to fetch them is not known" in told[0]
+
+
 def test_different_budgets_are_kept_apart(clock: FakeClock) -> None:
     first = Costly(budget(0.01), need=Work(clock, 0.2 * PLAIN), label="first")
     second = Costly(budget(0.04), need=Work(clock, 0.21 * PLAIN), label="second")
@@ -425,6 +627,12 @@ def test_different_budgets_are_kept_apart(clock: FakeClock) -> None:
     assert counts["first"] == pytest.approx(1000 * 0.01 / 0.2, abs=5)
     assert counts["second"] == pytest.approx(1000 * 0.04 / 0.21, abs=10)
     training.watch.close()
+    _, text = events(training)[-1]
+    assert re.fullmatch(
+        r"tracking took [45]\.\d % of the time of 999 steps; of what was allowed, "
+        r"(1\.0|0\.9) % of 1 %, (4\.0|3\.9) % of 4 %",
+        text,
+    )
 
 
 def test_the_user_s_quantity_is_left_alone(clock: FakeClock) -> None:
@@ -487,6 +695,17 @@ def test_budgets_combine_with_other_schedules(clock: FakeClock) -> None:
     assert all(step % 10 == 0 for step in steps["tens"])
     assert abs(training.overhead() - 0.05) < 0.01
     training.watch.close()
+
+
+def test_the_default_is_every_step_unless_told_otherwise() -> None:
+    unsaid, said = schedules.default(), linear(1)
+    assert unsaid == said == unsaid != linear(2)
+    assert (hash(unsaid), repr(unsaid)) == (hash(said), repr(said))
+    assert [schedules.is_default(schedule) for schedule in (unsaid, said)] == [True, False]
+    for same in (copy.deepcopy(unsaid), pickle.loads(pickle.dumps(unsaid))):
+        assert schedules.is_default(same)
+    assert quantities.GradNorm() == quantities.GradNorm(linear(1))
+    assert all(schedules.is_default(q.track_schedule) for q in configuration("economy"))
 
 
 def test_budgets_are_values() -> None:

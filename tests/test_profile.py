@@ -6,7 +6,7 @@ import itertools
 import json
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -20,12 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import cockpit
-from cockpit.errors import InvalidArgument, InvalidType
+from cockpit.errors import InvalidArgument, InvalidType, Unsupported
 from cockpit.profiling import Profile, measuring
 from cockpit.profiling.clock import clock_of
-from cockpit.profiling.figures import Figure, intervals
+from cockpit.profiling.figures import TOGETHER, Figure, intervals
 from cockpit.profiling.memory import HostMemory, memory_of, peak_memory
 from cockpit.profiling.rendering import WIDTH
+from cockpit.profiling.restoring import resident, restored
 from cockpit.quantities import Alpha, GradNorm, HessTrace, Loss, NormTest, Quantity
 from cockpit.schedules import linear
 from cockpit.transforms import Transform
@@ -214,6 +215,100 @@ def test_a_stand_in_optimizer_leaves_nothing() -> None:
     assert differing(before, everything(training)) == []
 
 
+class Helper:
+    """Keeps a running value, and counts."""
+
+    def __init__(self) -> None:
+        self.value, self.calls = torch.zeros(1), 0
+
+
+class Wrapping(torch.optim.Optimizer):
+    """Holds another optimizer, as SAM and Lookahead do, slow weights, and more."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(list(parameters), {"lr": lr})
+        self.base_optimizer = torch.optim.Adam(self.param_groups, lr=lr)
+        self.slow = [p.detach().clone() for p in self.base_optimizer.param_groups[0]["params"]]
+        self.helper, self.noise = Helper(), torch.Generator().manual_seed(3)
+        self.seen: set[int] = set()
+
+    def step(self, closure: Any = None) -> None:
+        self.base_optimizer.step()
+        self.helper.calls += 1
+        self.helper.value += torch.rand(1, generator=self.noise)
+        self.seen.add(self.helper.calls)
+        for slow, group in zip(self.slow, self.param_groups[0]["params"], strict=True):
+            slow.lerp_(group.detach(), 0.5)
+
+
+class Passing:
+    """Passes on what an optimizer has, as wrappers of frameworks do."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> Any:
+        return self.optimizer.param_groups
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["begun", "fresh"])
+def test_what_an_optimizer_holds_is_as_it_was(begun: bool) -> None:
+    training = problem(kind=Wrapping)
+    optimizer = training.optimizer
+    if begun:
+        training.step()
+
+    def state() -> dict[str, Any]:
+        return {
+            "base": deepcopy(optimizer.base_optimizer.state_dict()),
+            "slow": [slow.clone() for slow in optimizer.slow],
+            "helper": (optimizer.helper.value.clone(), optimizer.helper.calls),
+            "noise": optimizer.noise.get_state(),
+            "seen": sorted(optimizer.seen),
+            **everything(training),
+        }
+
+    before = state()
+    cockpit.profile(
+        training.model, training.losses, [GradNorm()], optimizer=optimizer, repeats=1, memory=False
+    )
+    assert differing(before, state()) == []
+
+
+def test_a_wrapper_of_an_optimizer() -> None:
+    training = problem()
+    training.step()
+    before, held = everything(training), resident(training.model, [training.optimizer])
+    assert resident(training.model, [Passing(training.optimizer)]) == held
+    with restored(training.model, [Passing(training.optimizer)]):
+        training.step()
+        assert "optimizer" in differing(before, everything(training))
+    assert differing(before, everything(training)) == []
+
+
+def test_an_optimizer_whose_state_is_out_of_reach_is_refused() -> None:
+    training = problem()
+
+    class Slotted:
+        __slots__ = ("param_groups",)
+
+        def __init__(self, groups: Any) -> None:
+            self.param_groups = groups
+
+    with (
+        pytest.raises(Unsupported, match="Slotted keeps its state where it cannot be put back"),
+        restored(training.model, [Slotted(training.optimizer.param_groups)]),
+    ):
+        pass
+
+
 # -- the time is put where it belongs -------------------------------------------------------------
 
 
@@ -350,6 +445,38 @@ def test_needs_and_layers(ticks: Ticks) -> None:
         "DotMean": (0, ("NormTest",)),
         "SquareNormOfMean": (0, ("NormTest",)),
     }
+
+
+@dataclass(frozen=True)
+class SummedUp(SlowNorms):
+    """Takes 1000 ticks more when all parameters have been looked at."""
+
+    def finish(self, taken: Mapping[str, Any]) -> Mapping[str, Any]:
+        TICKS.now += 1000
+        return taken
+
+
+@dataclass(frozen=True)
+class OfSummedUp(OfSlowNorms):
+    norms = SummedUp()
+
+
+def test_what_is_done_for_all_parameters_at_once_is_shown(ticks: Ticks) -> None:
+    training = small()
+    found = cockpit.profile(
+        training.model,
+        ticking(training, ticks),
+        [OfSummedUp(), NormTest(), GradNorm()],
+        repeats=1,
+        memory=False,
+    )
+    sizes = {name: parameter.numel() for name, parameter in training.model.named_parameters()}
+    at_once = [cost for cost in found.layers if cost.parameter == TOGETHER]
+    assert [(cost.need, cost.seconds.median) for cost in at_once] == [("SummedUp", 1000)]
+    (need,) = [cost.seconds.median for cost in found.needs if cost.need == "SummedUp"]
+    assert need == 1000 + sum(sizes.values())
+    assert need == sum(cost.seconds.median for cost in found.layers)
+    assert re.search(r"\n\(all at once\) +1000000 +– +SummedUp 1000000\n", str(found))
 
 
 def test_what_waits_for_the_update_is_seen() -> None:
@@ -598,6 +725,28 @@ def test_schedules_are_ignored() -> None:
     assert [cost.need for cost in found.needs] == ["GradientNorms"]
 
 
+class Power(Quantity):
+    """Has an ``__init__`` of its own, and no fields."""
+
+    def __init__(self, power: int, track_schedule: Any = linear(1)) -> None:  # noqa: B008
+        super().__init__(track_schedule)
+        object.__setattr__(self, "power", power)
+
+    def compute(self, step: Any) -> float:
+        TICKS.now += self.power
+        return 0.0
+
+
+def test_quantities_with_an_init_of_their_own(ticks: Ticks) -> None:
+    training = small()
+    tracked = [Power(2, linear(5)), Slow(takes=3)]
+    found = cockpit.profile(
+        training.model, ticking(training, ticks), tracked, repeats=1, memory=False
+    )
+    costs = {cost.name: cost.alone.median for cost in found.quantities}
+    assert costs == {"Power": 2, "Slow3": 3}
+
+
 def test_other_warnings_are_not_swallowed() -> None:
     training = small()
 
@@ -615,7 +764,12 @@ def test_other_warnings_are_not_swallowed() -> None:
     ("arguments", "error", "words"),
     [
         ({"repeats": 0}, InvalidArgument, "repeats must be at least 1, got 0"),
+        ({"repeats": 2.5}, InvalidType, "repeats must be an integer, got float: 2.5"),
+        ({"repeats": True}, InvalidType, "repeats must be an integer, got bool: True"),
         ({"overhead": 5}, InvalidArgument, "such as 0.05, got 5"),
+        ({"overhead": "5%"}, InvalidType, "a number such as 0.05 for 5 %, got str: '5%'"),
+        ({"info": 3}, InvalidType, "info must be a dict of .*, got int: 3"),
+        ({"losses": (1, 2)}, InvalidType, "losses must be a function .*, got tuple"),
         ({"log": "run.db", "audit": True}, InvalidArgument, "decides on audit, log by itself"),
         ({"quantities": []}, InvalidArgument, "no quantities"),
         ({"model": lambda: None}, InvalidType, "got function"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from cockpit.budget import telling
 from cockpit.budget.clock import Clock
 from cockpit.budget.ledger import Ledger
 from cockpit.budget.meter import ENTRY, EXIT, FORWARD, UPDATE, Meter, Times, Typical
@@ -25,7 +26,7 @@ from cockpit.engine.needs import (
 from cockpit.engine.plan import Plan
 from cockpit.errors import InvalidArgument
 from cockpit.quantities import Quantity
-from cockpit.schedules import Budget, Schedule, budgets_of, linear
+from cockpit.schedules import Budget, Schedule, budgets_of, is_default
 from cockpit.transforms import Need, Transform
 
 PLAIN_STEPS = 5
@@ -39,6 +40,9 @@ NOTICEABLE = 1.5
 
 EVENT = "budget"
 """Kind of the events of the run file that say what was chosen."""
+
+GRADIENTS = "individual gradients"
+"""Subject of the event that says that their cost is not known as a whole."""
 
 Note = Callable[[int, str, str, str], None]
 """Takes an event: the step, its kind, its subject, and a text."""
@@ -55,6 +59,17 @@ class _Record:
     charged: dict[float, float] = field(default_factory=dict)  # by share
     asking: dict[Need, list[str]] = field(default_factory=dict)
     met: dict[Need, float] = field(default_factory=dict)  # seconds
+    inside: float = 0.0  # seconds of these in the backward passes
+
+    @property
+    def tracked(self) -> tuple[str, ...]:
+        """The quantities that had to do with it."""
+        return tuple(dict.fromkeys(self.due + self.continued))
+
+    @property
+    def idle(self) -> bool:
+        """Whether there was nothing to do."""
+        return not (self.due or self.continued or self.heavy)
 
 
 class Keeper:
@@ -63,7 +78,8 @@ class Keeper:
     Of what a step takes, what the cockpit does when its blocks are entered and left, in the forward pass
     and at the update is timed as such. In the backward passes of steps that need individual
     gradients, it is what these take beyond those of the other steps. What the hooks on the model take
-    at every step, tracked or not, is a part of the plain step here: no choice of steps changes it.
+    at every step, tracked or not, is a part of the plain step here: no choice of steps changes it. The
+    same goes for what the blocks take where nothing is due: this is known apart, and no budget pays for it.
 
     What a step took is split among its quantities by the host's time.
 
@@ -86,17 +102,22 @@ class Keeper:
         self._needs: dict[str, tuple[Need, ...]] = {}
         self._plain, self._any = Typical(), Typical()
         self._bodies, self._any_bodies = Typical(), Typical()
+        self._idle = Typical()
         self._records: deque[_Record] = deque()
         self._before = self._record = _Record(-1)
         self._entered = -1
+        self._tracked = -1  # the last step at which something was due
         self._current: frozenset[str] = frozenset()
         self._next: frozenset[str] = frozenset()
         self._costs: dict[str, float] = {}  # of what has begun and may go on at the next step
         self._told: dict[str, int] = {}  # how often something was learned of each quantity
-        self._noted: dict[str, float] = {}  # intervals
+        self._noted: dict[str, float] = {}  # intervals; and what is said only once
+        self._untimed = 0  # steps of which it is not known yet how long the training took
         self.spent: dict[float, float] = {}
-        self.trained = 0.0
+        self.total = self.idle = self.trained = 0.0
         self.steps = 0
+        if overhead is not None:  # also where all quantities have schedules of their own
+            self._open(overhead.share)
 
     # -- the quantities ---------------------------------------------------------------------------
 
@@ -112,7 +133,7 @@ class Keeper:
             InvalidArgument: if it has two.
         """
         schedule = quantity.track_schedule
-        if self._overhead is not None and schedule == linear(1):
+        if self._overhead is not None and is_default(schedule):
             schedule = self._overhead
         budgets = set(budgets_of(schedule))
         self._needs[name] = quantity.needs()
@@ -121,8 +142,7 @@ class Keeper:
         if len(budgets) > 1:
             raise InvalidArgument(f"{name} has two budgets, {schedule!r}: give it one of them.")
         share = budgets.pop().share
-        ledger = self._ledgers.setdefault(share, Ledger(share))
-        self.spent.setdefault(share, 0.0)
+        ledger = self._open(share)
         effort = sum(need.effort for need in self._needs[name])
         ledger.open(name, effort, any(map(_individual, self._needs[name])))
         assert isinstance(schedule, Schedule)
@@ -131,6 +151,10 @@ class Keeper:
         object.__setattr__(bound, "track_schedule", schedule.bound(partial(self._decided, name)))
         return bound
 
+    def _open(self, share: float) -> Ledger:
+        self.spent.setdefault(share, 0.0)
+        return self._ledgers.setdefault(share, Ledger(share))
+
     def _decided(self, name: str, global_step: int) -> bool:
         if global_step > self._entered:
             return name in self._next
@@ -138,23 +162,39 @@ class Keeper:
 
     @property
     def taken(self) -> float:
-        """What was spent so far, as a share of the time of the training; NaN if that is not known."""
-        return sum(self.spent.values()) / self.trained if self.trained else math.nan
+        """What tracking took so far, as a share of the time of the training; NaN if that is not known.
+
+        That of all quantities, also those that have no budget.
+        """
+        return self.total / self.trained if self.trained else math.nan
 
     # -- what happens in a step -------------------------------------------------------------------
 
     @contextmanager
     def entry(self, global_step: int) -> Any:
-        """Put around the entry of a block."""
-        if global_step > self._entered:
-            self._meter.step()
-            self._before, self._record = self._record, _Record(global_step)
-            self._records.append(self._record)
-            self._entered, self._current = global_step, self._next
-            self._next = frozenset()
+        """Put around the entry of a block.
+
+        Raises:
+            InvalidArgument: if an earlier step is entered again, and something was tracked since.
+        """
+        if global_step != self._entered:
+            self._step(global_step)
         with self._meter.own(ENTRY):
             self._read()
             yield
+
+    def _step(self, global_step: int) -> None:
+        if global_step < self._entered and global_step <= self._tracked:
+            raise InvalidArgument(
+                f"Step {global_step} comes after step {self._entered}, and step {self._tracked} was tracked "
+                "already. With a budget any step may be tracked, so every one needs a number of its own, "
+                "and the numbers have to grow: count on from one epoch to the next."
+            )
+        self._meter.step()
+        self._before, self._record = self._record, _Record(global_step)
+        self._records.append(self._record)
+        self._entered, self._current = global_step, self._next
+        self._next = frozenset()
 
     def begin(self, plan: Plan, continued: bool) -> None:
         """Take note of what is tracked at the step that was entered.
@@ -165,6 +205,8 @@ class Keeper:
         """
         before, record = self._before, self._record
         record.due = tuple(plan.due)
+        if record.due:
+            self._tracked = record.step
         if continued:
             record.continued = tuple(n for n in before.due if any(map(_next, self._needs_of(n))))
         record.heavy = plan.wants_gradients or bool(plan.others)
@@ -176,7 +218,9 @@ class Keeper:
                 if isinstance(need, Next):
                     record.asking.setdefault(need.need, []).append(name)
         for share, ledger in self._ledgers.items():
-            record.charged[share] = ledger.charge(n for n in record.due if n in ledger.accounts)
+            charged = ledger.charge(n for n in record.due if n in ledger.accounts)
+            # A step that failed and is tried again is charged again, and settled once.
+            record.charged[share] = record.charged.get(share, 0.0) + charged
 
     def _needs_of(self, name: str) -> tuple[Need, ...]:
         return self._needs.get(name, ())
@@ -187,8 +231,10 @@ class Keeper:
         try:
             return function()
         finally:
-            met = self._record.met
-            met[need] = met.get(need, 0.0) + self._host() - start
+            record, seconds = self._record, self._host() - start
+            record.met[need] = record.met.get(need, 0.0) + seconds
+            if not self._meter.working:
+                record.inside += seconds
 
     def exit(self) -> AbstractContextManager[None]:
         """Put around the exit from a block."""
@@ -216,9 +262,11 @@ class Keeper:
             self._settle(record, times)
 
     def _learn_plain(self, record: _Record, times: Times) -> None:
-        self._any.add(times.rest)
+        if record.idle:
+            self._idle.add(times.own)
+        self._any.add(max(0.0, times.rest - record.inside))
         for seconds in times.bodies:
-            self._any_bodies.add(seconds)
+            self._any_bodies.add(max(0.0, seconds - record.inside / len(times.bodies)))
         if not record.heavy:
             self._plain.add(times.rest)
             for seconds in times.bodies:
@@ -230,32 +278,55 @@ class Keeper:
             return self._plain.seconds, self._bodies.seconds
         if len(self._any) >= PATIENCE:
             return self._any.seconds, self._any_bodies.seconds
-        return 0.0, self._bodies.seconds
+        return 0.0, (self._bodies or self._any_bodies).seconds
 
     def _settle(self, record: _Record, times: Times) -> None:
         plain, body = self._plain_step()
-        total = times.own
+        if plain and len(self._plain) < PLAIN_STEPS and GRADIENTS not in self._noted:
+            self._noted[GRADIENTS] = 1.0
+            self._note(record.step, EVENT, GRADIENTS, telling.UNKNOWN)
+        self.steps += 1
+        self._untimed += 1
+        if plain:
+            self.trained += plain * self._untimed
+            self._untimed = 0
+        for ledger in self._ledgers.values():
+            ledger.credit(plain)
+        total = self._idle.beyond(times.own) if record.idle else times.own - self._idle.seconds
+        self.idle += times.own - total
         if record.heavy:
             total += sum(times.bodies) - len(times.bodies) * body
+        self.total += total
         costs = self._attributed(record, times, total)
-        self.steps += 1
-        self.trained += plain
-        for share, ledger in self._ledgers.items():
-            ledger.credit(plain)
-            spent = sum(costs[name] for name in costs if name in ledger.accounts)
-            spent += (total - sum(costs.values())) / len(self._ledgers)
-            if self._overhead is not None and share == self._overhead.share:
-                spent += sum(cost for name, cost in costs.items() if self._ledger_of(name) is None)
-            self.spent[share] += spent
-            ledger.spread(spent - record.charged.get(share, 0.0))
+        if total or record.charged:
+            self._pay(record, costs, total)
         self._learn(record, costs)
+
+    def _pay(self, record: _Record, costs: Mapping[str, float], total: float) -> None:
+        """Have the ledgers pay for a step: each for its quantities, and for what these have in common."""
+        common = total - sum(costs.values())
+        bills = {n: cost + common / len(costs) for n, cost in costs.items()}
+        payers = {name: self._payer(name) for name in bills}
+        for share, ledger in self._ledgers.items():
+            mine = {n: bill for n, bill in bills.items() if payers[n] is ledger}
+            spent = sum(mine.values()) if bills else total / len(self._ledgers)
+            elsewhere = sum(bill for n, bill in mine.items() if n not in ledger.accounts)
+            self.spent[share] += spent
+            ledger.spread(spent - record.charged.get(share, 0.0), elsewhere)
+
+    def _payer(self, name: str) -> Ledger | None:
+        """Return who pays for a quantity: its own ledger, or that of the `overhead`."""
+        ledger = self._ledger_of(name)
+        if ledger is None and self._overhead is not None:
+            ledger = self._ledgers.get(self._overhead.share)
+        return ledger
 
     def _ledger_of(self, name: str) -> Ledger | None:
         return next((one for one in self._ledgers.values() if name in one.accounts), None)
 
     def _attributed(self, record: _Record, times: Times, total: float) -> dict[str, float]:
         """Return what each quantity has cost of what a step took; the rest is nobody's in particular."""
-        names = tuple(dict.fromkeys(record.due + record.continued))
+        names = record.tracked
         costs = dict.fromkeys(names, 0.0)
         if not names:
             return costs
@@ -269,7 +340,7 @@ class Keeper:
         at_entry = sum(
             s for need, s in record.met.items() if getattr(need, "moment", None) == Moment.ENTRY
         )
-        common = max(0.0, times.entry - at_entry)
+        common = max(0.0, times.entry - at_entry - self._idle.seconds)
         rest = total - common - sum(costs.values())
         if rest < 0:  # the device was faster than the host, or a backward pass than usual
             scale = max(0.0, total - common) / max(sum(costs.values()), 1e-12)
@@ -298,11 +369,12 @@ class Keeper:
         if not ledger.plain or times & (times - 1):  # ever more rarely: costs come and go
             return
         interval, earlier = ledger.intervals()[name], self._noted.get(name)
+        if interval == earlier:
+            return
         if earlier is not None and 1 / NOTICEABLE < interval / earlier < NOTICEABLE:
             return
         self._noted[name] = interval
-        every = f"about every {interval:.0f} steps" if interval > 1 else "at every step"
-        text = f"takes {1e3 * ledger.cost(name):.3g} ms a time, and is tracked {every}"
+        text = telling.of_interval(ledger.cost(name), interval)
         self._note(step, EVENT, name, text)
 
     # -- the end ----------------------------------------------------------------------------------
@@ -311,25 +383,15 @@ class Keeper:
         """Note what share was spent, and what could not be afforded."""
         if not self.active or not self.trained:
             return
-        for share, ledger in self._ledgers.items():
-            self._note(
-                self._entered,
-                EVENT,
-                "overhead",
-                f"tracking took {100 * self.spent[share] / self.trained:.1f} % of the time of {self.steps} "
-                f"steps, and {100 * share:g} % were allowed",
-            )
+        spent = {share: seconds / self.trained for share, seconds in self.spent.items()}
+        text = telling.of_total(self.taken, spent, self.idle / self.trained, self.steps)
+        self._note(self._entered, EVENT, "overhead", text)
+        for ledger in self._ledgers.values():
             for name, account in ledger.accounts.items():
                 if not account.costs and name not in self._costs:
-                    self._note(
-                        self._entered,
-                        EVENT,
-                        name,
-                        f"was expected to take about {account.cost(ledger.plain) / ledger.plain:.2g} "
-                        f"training steps, and its part of the budget came to "
-                        f"{max(0.0, account.balance) / ledger.plain:.2g}: it was not tracked; allow more, "
-                        "or give it a schedule of its own",
-                    )
+                    expected = account.cost(ledger.plain) / ledger.plain
+                    text = telling.of_untracked(expected, account.balance / ledger.plain)
+                    self._note(self._entered, EVENT, name, text)
 
     # -- checkpoints ------------------------------------------------------------------------------
 
@@ -341,12 +403,17 @@ class Keeper:
             "any": list(self._any.recent),
             "bodies": list(self._bodies.recent),
             "any_bodies": list(self._any_bodies.recent),
+            "idle_times": list(self._idle.recent),
             "next": sorted(self._next),
             "told": dict(self._told),
             "noted": dict(self._noted),
             "spent": {str(share): seconds for share, seconds in self.spent.items()},
+            "total": self.total,
+            "idle": self.idle,
             "trained": self.trained,
             "steps": self.steps,
+            "untimed": self._untimed,
+            "tracked": self._tracked,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], entered: int) -> None:
@@ -363,12 +430,17 @@ class Keeper:
         for name in ("plain", "any", "bodies", "any_bodies"):
             times: Typical = getattr(self, f"_{name}")
             times.recent.extend(state[name])
+        self._idle.recent.extend(state.get("idle_times", ()))
         plain, _ = self._plain_step()
         for ledger in self._ledgers.values():
             ledger.credit(plain)  # of the last step, whose end was not seen
         self._next = frozenset(state["next"])
         self._told, self._noted = dict(state["told"]), dict(state["noted"])
         self.trained, self.steps = state["trained"], state["steps"]
+        self.total = state.get("total", sum(state["spent"].values()))
+        self.idle = state.get("idle", 0.0)
+        self._untimed = state.get("untimed", 0)
+        self._tracked = state.get("tracked", -1)
         self._entered = entered
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ class Account:
         grouped: Whether it shares work with others of which that is said.
         balance: Seconds that it has, negative where it owes them.
         costs: The costs that were measured last, in seconds.
-        awaited: Whether the first of them is being measured.
+        awaited: Whether one of the first two, of which the smaller one counts, is being measured.
     """
 
     effort: float
@@ -44,6 +45,17 @@ class Account:
         """
         return self.effort * plain if self._typical is None else self._typical
 
+    def price(self, plain: float) -> float:
+        """Return what it is charged: the smaller one of the estimate and a cost that was measured only once.
+
+        The first time may be an outlier, and what is charged too little is settled afterwards.
+
+        Args:
+            plain: Seconds of a training step without tracking.
+        """
+        cost = self.cost(plain)
+        return min(cost, self.effort * plain) if len(self.costs) == 1 else cost
+
 
 class Ledger:
     r"""Spends a share of the training time on quantities, the same part on each of them.
@@ -53,7 +65,8 @@ class Ledger:
     time, what has been spent is neither ahead of what was earned nor behind it, whenever one looks.
     What a step really took, beyond the usual costs of its quantities or below them, is borne by all
     accounts alike. So their sum is exact: the work that quantities share, checks made now and then, and
-    the first time of everything are paid for by the steps that follow.
+    the first time of everything are paid for by the steps that follow. While a cost has been measured only
+    once, no more is charged than the estimate, so that an outlier keeps nothing from being tracked again.
 
     An account that holds the whole cost gets no more, and its part goes to the others. So what is cheaper
     than its part is tracked at every step, and among all choices of frequencies that take this time, it
@@ -71,6 +84,8 @@ class Ledger:
         self.accounts: dict[str, Account] = {}
         self.plain = 0.0  # seconds of a plain step, 0 while that is not known
         self._unpaid = 0  # steps without their credit, since that was not known
+        self._credited = 0.0
+        self._elsewhere = 0.0
 
     def open(self, name: str, effort: float, grouped: bool) -> None:
         """Open an account."""
@@ -96,6 +111,7 @@ class Ledger:
         if not plain:
             return
         amount, self._unpaid = self.share * plain * self._unpaid, 0
+        self._credited += amount
         open_ = [a for a in self.accounts.values() if a.balance < a.cost(plain)]
         for account in open_:
             account.balance += amount / len(open_)
@@ -104,15 +120,21 @@ class Ledger:
         """Charge quantities with what they will cost, and return the sum."""
         total = 0.0
         for name in names:
-            cost = self.cost(name)
             account = self.accounts[name]
-            account.balance -= cost
-            account.awaited = not account.costs
-            total += cost
+            price = account.price(self.plain)
+            account.balance -= price
+            account.awaited = len(account.costs) < 2
+            total += price
         return total
 
-    def spread(self, seconds: float) -> None:
-        """Charge all accounts alike with what was not foreseen."""
+    def spread(self, seconds: float, elsewhere: float = 0.0) -> None:
+        """Charge all accounts alike with what was not foreseen.
+
+        Args:
+            seconds: What they are charged.
+            elsewhere: The part of it that was taken by what has no account here.
+        """
+        self._elsewhere += elsewhere
         for account in self.accounts.values():
             account.balance -= seconds / len(self.accounts)
 
@@ -122,39 +144,51 @@ class Ledger:
 
     def due(self) -> set[str]:
         """Return the quantities that can be afforded at the next step, before that has brought its credit."""
-        if not self.plain:
+        if not self.plain or not self.accounts:
             return set()
         coming = self.share * self.plain / len(self.accounts)
         has = {n: a.balance + coming for n, a in self.accounts.items() if not a.awaited}
-        due = {name for name, balance in has.items() if balance >= self.cost(name) / 2}
+        due = {n for n, balance in has.items() if balance >= self._price(n) / 2}
         if any(self.accounts[name].grouped for name in due):
             due |= {name for name in has if self._comes_along(name, has[name])}
         return due
+
+    def _price(self, name: str) -> float:
+        return self.accounts[name].price(self.plain)
 
     def _comes_along(self, name: str, balance: float) -> bool:
         account = self.accounts[name]
         least = 0.0 if account.costs else account.cost(self.plain) / 4
         return account.grouped and balance >= least
 
+    @property
+    def available(self) -> float:
+        """The credit of a step in seconds, without what things that have no account here take of it."""
+        taken = self._elsewhere / self._credited if self._credited else 0.0
+        return self.share * self.plain * max(0.0, 1 - taken)
+
     def intervals(self) -> dict[str, float]:
-        """Return at about which intervals the quantities will be tracked."""
+        """Return at about which intervals the quantities will be tracked; infinite where nothing is left."""
         costs = {name: self.cost(name) for name in self.accounts}
-        left, part = self.share * self.plain, 0.0
+        left, part = self.available, 0.0
         for position, cost in enumerate(sorted(costs.values())):
             part = left / (len(costs) - position)
             if cost > part:
                 break
             left -= cost
-        return {name: max(1.0, cost / part) if part else 1.0 for name, cost in costs.items()}
+        return {n: max(1.0, cost / part if part else math.inf) for n, cost in costs.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the accounts hold, as plain data; the credit of the last step has not come yet."""
         accounts = {name: [a.balance, list(a.costs)] for name, a in self.accounts.items()}
-        return {"accounts": accounts, "unpaid": self._unpaid}
+        flows = {"credited": self._credited, "elsewhere": self._elsewhere}
+        return {"accounts": accounts, "unpaid": self._unpaid, **flows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up what accounts of these names held; the credit of the last step is still to come."""
         self._unpaid = state["unpaid"]
+        self._credited = state.get("credited", 0.0)
+        self._elsewhere = state.get("elsewhere", 0.0)
         for name, (balance, costs) in state["accounts"].items():
             if name in self.accounts:
                 account = self.accounts[name]

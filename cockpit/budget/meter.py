@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
@@ -15,7 +13,7 @@ RECENT = 64
 """Number of times that are remembered."""
 
 REFRESH = 8
-"""Number of new times after which the typical one is computed anew, once there are `RECENT`."""
+"""The typical time is computed anew when one in so many of those that it rests on would be new."""
 
 LONGEST = 3.0
 """How many times the median a time may be to count: steps may differ, but a pause is none."""
@@ -43,8 +41,12 @@ class Typical:
         """Take note of one more."""
         self.recent.append(seconds)
         self._new += 1
-        if len(self.recent) < RECENT or self._new >= REFRESH:
+        if REFRESH * self._new >= len(self.recent):
             self._known = None
+
+    def beyond(self, seconds: float) -> float:
+        """Return by how much a time exceeds the typical one, if it is too long to count."""
+        return seconds - self.seconds if seconds > LONGEST * self.seconds else 0.0
 
     @property
     def seconds(self) -> float:
@@ -87,6 +89,23 @@ class _Marks:
 
 
 FORWARD, ENTRY, EXIT, UPDATE, BODY = "forward", "entry", "exit", "update", "body"
+KINDS = (FORWARD, ENTRY, EXIT, UPDATE)
+"""Of what the cockpit does."""
+
+
+class _Own:
+    """A piece of the cockpit's work, as a context; made once, since there are several at every step."""
+
+    __slots__ = ("_kind", "_meter")
+
+    def __init__(self, meter: Meter, kind: str) -> None:
+        self._meter, self._kind = meter, kind
+
+    def __enter__(self) -> None:
+        self._meter.begin(self._kind)
+
+    def __exit__(self, *error: object) -> None:
+        self._meter.end(self._kind)
 
 
 class Meter:
@@ -101,6 +120,8 @@ class Meter:
         self._marks = _Marks(None)
         self._ended: deque[_Marks] = deque()
         self._depth = 0
+        self._start: Any = None  # of the cockpit's work that goes on
+        self._own = {kind: _Own(self, kind) for kind in KINDS}
         self._body: Any = None
 
     def step(self) -> None:
@@ -113,41 +134,54 @@ class Meter:
         ahead = [span for span in before.spans if span[0] == FORWARD]
         self._marks = _Marks(now, ahead=ahead)
 
-    @contextmanager
-    def own(self, kind: str) -> Iterator[None]:
+    @property
+    def working(self) -> bool:
+        """Whether it is the cockpit that is at work now."""
+        return self._depth > 0
+
+    def own(self, kind: str) -> _Own:
         """Put around what the cockpit does; within another such block it is a part of that."""
+        return self._own[kind]
+
+    def begin(self, kind: str) -> None:
+        """Note that the cockpit begins to work."""
         self._depth += 1
         if self._depth > 1:
-            try:
-                yield
-            finally:
-                self._depth -= 1
             return
-        start = self._clock.mark()
+        self._start = self._clock.mark()
         if kind == EXIT and self._body is not None:
-            self._marks.spans.append((BODY, self._body, start))
+            self._marks.spans.append((BODY, self._body, self._start))
             self._body = None
-        try:
-            yield
-        finally:
-            self._depth -= 1
-            end = self._clock.mark()
-            self._marks.spans.append((kind, start, end))
-            self._body = end if kind == ENTRY else self._body
+
+    def end(self, kind: str) -> None:
+        """Note that it has done so."""
+        self._depth -= 1
+        if self._depth:
+            return
+        end = self._clock.mark()
+        self._marks.spans.append((kind, self._start, end))
+        if kind == ENTRY:
+            self._body = end
 
     def read(self) -> Times | None:
         """Return the times of the earliest step that has ended and was not read yet, if they are known."""
         if not self._ended or not self._clock.passed(self._ended[0].end):
             return None
         marks = self._ended.popleft()
-        spans = [(kind, self._clock.seconds(start, end)) for kind, start, end in marks.spans]
-        forward = sum(self._clock.seconds(start, end) for _, start, end in marks.ahead)
-        own = sum(seconds for kind, seconds in spans if kind not in (BODY, FORWARD))
+        seconds = self._clock.seconds
+        total = dict.fromkeys(KINDS, 0.0)
+        bodies = []
+        for kind, start, end in marks.spans:
+            if kind == BODY:
+                bodies.append(seconds(start, end))
+            else:
+                total[kind] += seconds(start, end)
+        forward = sum(seconds(start, end) for _, start, end in marks.ahead)
+        cockpit = sum(total.values())
         return Times(
-            rest=self._clock.seconds(marks.start, marks.end)
-            - sum(seconds for kind, seconds in spans if kind != BODY),
-            own=own + forward,
-            entry=sum(seconds for kind, seconds in spans if kind == ENTRY),
+            rest=seconds(marks.start, marks.end) - cockpit,
+            own=cockpit - total[FORWARD] + forward,
+            entry=total[ENTRY],
             forward=forward,
-            bodies=[seconds for kind, seconds in spans if kind == BODY],
+            bodies=bodies,
         )

@@ -6,6 +6,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+TOGETHER = "(all at once)"
+"""Stands for a parameter where a need is met for all of them at once."""
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -95,7 +98,8 @@ class LayerCost:
     """What it costs to meet one need for one parameter in a tracked step.
 
     Args:
-        parameter: Name of the parameter.
+        parameter: Name of the parameter; `TOGETHER` for what such a need does for all of them at once,
+            such as the counting of histograms.
         need: The need.
         seconds: Time of meeting it. What needs share, such as individual gradients that fit into the
             memory budget, counts for the first of them.

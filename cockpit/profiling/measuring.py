@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from cockpit.gradients import IndividualGradients
 from cockpit.log import RunFile
 from cockpit.profiling.clock import Clock, clock_of
 from cockpit.profiling.figures import (
+    TOGETHER,
     Figure,
     LayerCost,
     NeedCost,
@@ -36,7 +38,7 @@ from cockpit.profiling.report import Profile
 from cockpit.profiling.restoring import resident, restored
 from cockpit.profiling.training import LossesOf, Training
 from cockpit.quantities import Quantity
-from cockpit.schedules import at, linear
+from cockpit.schedules import Schedule, at, linear
 from cockpit.transforms import Need, Transform
 
 LEARNING_RATE = 1e-3
@@ -90,7 +92,9 @@ def profile(
 
     Afterwards everything is as it was, to the last bit and after an exception as well: parameters,
     gradients, buffers, modes, the optimizer, hooks and random states. Only what `losses` draws from
-    an iterator is gone; give it a fixed batch. No other cockpit should be attached to the model.
+    an iterator is gone; give it a fixed batch. No other cockpit should be attached to the model. A graph
+    that was made before cannot be backpropagated afterwards, since PyTorch does not know that the weights
+    that it needs are the same again.
 
     Args:
         model: The model, on its device and in its mode.
@@ -115,17 +119,24 @@ def profile(
     Raises:
         InvalidType: if an argument is of the wrong kind.
         InvalidArgument: if one has a value that cannot be used.
+        Unsupported: if an optimizer holds what could not be put back.
     """
     if not isinstance(model, nn.Module) or isinstance(model, nn.parallel.DistributedDataParallel):
         raise InvalidType(
             f"profile takes a torch.nn.Module in one process, got {type(model).__name__}. Give it the "
             "model itself; of DistributedDataParallel that is ddp_model.module."
         )
-    if repeats < 1:
-        raise InvalidArgument(f"repeats must be at least 1, got {repeats!r}.")
-    if not 0 < overhead < 1:
-        raise InvalidArgument(
-            f"overhead is a share of the training time, such as 0.05, got {overhead!r}."
+    if not callable(losses):
+        raise InvalidType(
+            "losses must be a function without arguments that runs the model on a batch and returns the "
+            f"losses of the samples, got {type(losses).__name__}. Write "
+            "lambda: loss_function(model(x), y), with reduction='none'."
+        )
+    _check_numbers(repeats, overhead)
+    if info is not None and not isinstance(info, Mapping):
+        raise InvalidType(
+            f"info must be a dict of what the quantities need of a step, as in watch(step, info=...), got "
+            f"{type(info).__name__}: {info!r}."
         )
     if own := settings.keys() & set(OWN):
         raise InvalidArgument(
@@ -141,15 +152,40 @@ def profile(
     return measuring.profile(every_step, repeats, overhead, progress)
 
 
+def _check_numbers(repeats: Any, overhead: Any) -> None:
+    if isinstance(repeats, bool) or not isinstance(repeats, int):
+        raise InvalidType(f"repeats must be an integer, got {type(repeats).__name__}: {repeats!r}.")
+    if repeats < 1:
+        raise InvalidArgument(f"repeats must be at least 1, got {repeats!r}.")
+    if isinstance(overhead, bool) or not isinstance(overhead, int | float):
+        raise InvalidType(
+            f"overhead is a share of the training time, a number such as 0.05 for 5 %, got "
+            f"{type(overhead).__name__}: {overhead!r}."
+        )
+    if not 0 < overhead < 1:
+        raise InvalidArgument(
+            f"overhead is a share of the training time, such as 0.05, got {overhead!r}."
+        )
+
+
 def _at_every_step(quantities: Mapping[str, Quantity]) -> dict[str, Quantity]:
     if not quantities:
         raise InvalidArgument("profile got no quantities, so there is nothing to measure.")
     found: dict[str, Quantity] = {}
     for name, quantity in quantities.items():
-        every_step = replace(quantity, track_schedule=linear(1), verbose=False)
+        every_step = _scheduled(quantity, linear(1))
         if every_step not in found.values():  # they differed in their schedules only
             found[name] = every_step
     return found
+
+
+def _scheduled(quantity: Quantity, schedule: Schedule) -> Quantity:
+    """Return a quantity with another schedule, which prints nothing."""
+    # Not dataclasses.replace, which would call an __init__ that may be somebody's own.
+    other = copy.copy(quantity)
+    object.__setattr__(other, "track_schedule", schedule)
+    object.__setattr__(other, "verbose", False)
+    return other
 
 
 def _trained(model: nn.Module) -> list[nn.Parameter]:
@@ -273,6 +309,8 @@ class _Measuring:
         """Take two steps, and put `around` around what meets needs in the second one."""
 
         def observe(need: Need, parameter: str, function: Callable[[], Any]) -> Any:
+            if not parameter and _leaves_as_it_is(need):
+                return function()
             with around((type(need).__name__, parameter)):
                 return function()
 
@@ -346,10 +384,11 @@ class _Measuring:
         return {name: shared * cost / plain for name, cost in costs.items()}
 
     def _of_layers(self) -> tuple[LayerCost, ...]:
+        of_each = {need for need, name in self._met if name}
         found = [
-            LayerCost(name, need, Figure.of(seconds), self._met_peaks.get((need, name)))
+            LayerCost(name or TOGETHER, need, Figure.of(seconds), self._met_peaks.get((need, name)))
             for (need, name), seconds in self._met.items()
-            if name
+            if need in of_each
         ]
         return tuple(sorted(found, key=lambda cost: -cost.seconds.median))
 
@@ -377,7 +416,7 @@ def _variants(quantities: dict[str, Quantity]) -> dict[str, list[Quantity] | Non
     """Return the kinds of steps: what is tracked in each; None for no cockpit."""
     everything = list(quantities.values())
     variants: dict[str, list[Quantity] | None] = {PLAIN: None}
-    variants[ATTACHED] = [replace(quantity, track_schedule=at([])) for quantity in everything]
+    variants[ATTACHED] = [_scheduled(quantity, at([])) for quantity in everything]
     if any(isinstance(n, OF_GRADIENTS) for quantity in everything for n in _needs(quantity)):
         variants[FETCHED] = [_Fetched()]
     variants[TRACKED] = variants[OBSERVED] = everything
@@ -394,6 +433,11 @@ def _needs(quantity: Quantity) -> list[Need]:
     """Return what a quantity needs of a step, or of the one that follows."""
     needs = quantity.needs_at(0, None)
     return [need.need if isinstance(need, Next) else need for need in needs]
+
+
+def _leaves_as_it_is(need: Need) -> bool:
+    """Whether nothing is done for all parameters together when each of them has been looked at."""
+    return isinstance(need, Transform) and type(need).finish is Transform.finish
 
 
 def _alone(name: str) -> str:

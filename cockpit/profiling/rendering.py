@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from cockpit.profiling.figures import Figure, LayerCost, StepCost
+from cockpit.profiling.figures import TOGETHER, Figure, LayerCost, StepCost
 
 if TYPE_CHECKING:
     from cockpit.profiling.report import Profile
@@ -120,11 +120,12 @@ def _layers(layers: Iterable[LayerCost]) -> Iterator[Sequence[str]]:
         return sum(cost.seconds.median for cost in costs)
 
     ordered = sorted(of_parameter.items(), key=lambda item: -seconds(item[1]))
-    if len(ordered) == LAYERS + 1:  # a line for one is a line for its name
-        listed, others = ordered, []
-    else:
-        listed, others = ordered[:LAYERS], ordered[LAYERS:]
-    for name, costs in listed:
+    parameters = [item for item in ordered if item[0] != TOGETHER]
+    # A line for one other is a line for its name.
+    others = parameters[LAYERS:] if len(parameters) > LAYERS + 1 else []
+    for name, costs in ordered:
+        if (name, costs) in others:
+            continue
         peaks = [cost.peak for cost in costs if cost.peak is not None]
         by_need = ", ".join(
             f"{c.need}{JOINED}{_number(1e3 * c.seconds.median)}"
