@@ -22,6 +22,7 @@ from cockpit.plotting import draw, draw_figure
 from cockpit.plotting.layout import figure_size
 from cockpit.plotting.notebook import NotebookPlace, Picture, notebook
 from cockpit.plotting.theme import theme_of
+from cockpit.plotting.words import missing_glyphs_ignored
 
 __all__ = ["CockpitPlotter"]
 
@@ -141,6 +142,7 @@ class CockpitPlotter:
         show_log_iter: bool = False,
         discard: int | None = None,
         style: str | None = None,
+        how_to_read: bool = False,
     ) -> Axes:
         """Draw one picture of a run, on your own axes or on a figure of its own.
 
@@ -148,10 +150,14 @@ class CockpitPlotter:
             source: A run, the path of its file, or the cockpit that is recording it.
             name: Name of the picture, such as ``"alpha"``, or of a quantity, whose first picture is
                 drawn.
-            ax: Where to draw; what is on the axes stays. On a figure of its own unless given.
+            ax: Where to draw; what is on the axes stays. On a figure of its own unless given. Where
+                there are several, make them with ``plt.subplots(..., layout="constrained")``, which
+                gives titles, legends and names of rows the room that they need.
             show_log_iter: Logarithmic step axis.
             discard: Leave out what came after this step.
             style: ``"light"`` or ``"dark"``, instead of the plotter's own.
+            how_to_read: Whether to write how to read it on axes of yours, too; on a figure of its own
+                it always stands there.
 
         Returns:
             The axes; ``axes.figure`` is the figure.
@@ -167,7 +173,9 @@ class CockpitPlotter:
         panel = panel_of(shown, name, self.instruments)
         with mpl.rc_context(theme_of(style).rc):
             if ax is not None:
-                return draw(panel, ax, style=style, log_steps=show_log_iter)
+                return draw(
+                    panel, ax, style=style, log_steps=show_log_iter, how_to_read=how_to_read
+                )
             figure = Picture(figsize=self.figsize or PANEL_SIZE)
             draw_figure([panel], figure, style=style, log_steps=show_log_iter)
             return figure.axes[0]
@@ -346,7 +354,8 @@ def _save(
     path = getattr(run, "path", None)
     folder = Path(savedir) if savedir is not None else Path(path).parent if path else Path()
     folder.mkdir(parents=True, exist_ok=True)
-    figure.savefig(folder / f"{name}.{options['format']}", **options)
+    with missing_glyphs_ignored():
+        figure.savefig(folder / f"{name}.{options['format']}", **options)
 
 
 def _has_windows() -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from cockpit.instruments import Bars, Heat, Line, Panel, Points, Reference, panels
 from cockpit.instruments.overlay import COLORS, colors_of, overlay
@@ -84,16 +83,27 @@ def test_heat_maps_stand_side_by_side_with_the_same_colours() -> None:
     assert [one.marks[0].limits for one in merged] == [(1.0, 9.0)] * 2
 
 
-@pytest.mark.parametrize(
-    "values",
-    [(np.full((1, 10), -1.0), np.ones((1, 10))), (np.ones((1, 10)), np.full((1, 10), np.nan))],
-)
-def test_colours_of_both_signs_or_of_nothing_are_left_alone(
-    values: tuple[np.ndarray, np.ndarray],
-) -> None:
-    maps = [panel(Heat(X, one, "value", ("p",))) for one in values]
+def test_colours_of_nothing_are_left_alone() -> None:
+    maps = [panel(Heat(X, np.full((1, 10), v), "value", ("p",))) for v in (1.0, np.nan)]
     merged = overlay({"a": [maps[0]], "b": [maps[1]]})
     assert [one.marks[0].limits for one in merged] == [None, None]
+
+
+def test_colours_of_both_signs_have_zero_in_their_middle() -> None:
+    maps = [panel(Heat(X, np.full((1, 10), v), "value", ("p",))) for v in (-3.0, 1.0)]
+    merged = overlay({"a": [maps[0]], "b": [maps[1]]})
+    assert [one.marks[0].limits for one in merged] == [(-3.0, 3.0)] * 2
+
+
+def test_heat_maps_side_by_side_show_the_same_part_of_their_axes() -> None:
+    def heat(x: np.ndarray, edges: np.ndarray) -> Panel:
+        return panel(Heat(x, np.ones((2, len(x))), "value", edges=edges))
+
+    merged = overlay(
+        {"a": [heat(X, np.array([0.0, 1, 2]))], "b": [heat(X[:4] + 8, np.array([-4.0, 0, 1]))]}
+    )
+    assert [one.x_range for one in merged] == [(-0.5, 11.5)] * 2
+    assert [one.y_range for one in merged] == [(-4.0, 2.0)] * 2
 
 
 def test_bands_are_left_out_and_points_stay() -> None:
@@ -114,6 +124,21 @@ def test_ranges_and_scales_suit_all() -> None:
 def test_an_outline_is_not_spoken_of() -> None:
     a = Panel("T", "GRADIENTS", "Left is good; the outline is new.", (Line(X, X, "v"),))
     assert overlay({"a": [a], "b": [a]})[0].how_to_read == "Left is good."
+
+
+def test_the_background_reaches_as_far_as_any_run() -> None:
+    """Such as the valley, which is drawn from the smallest to the largest step of a run."""
+    ends = {"a": (-1.0, 2.0), "b": (-2.0, 1.0), "c": (-1.0, 2.0)}
+    panels_ = {
+        run: [
+            panel(Line(np.array(x), np.square(x), "", "neutral"), Points(X, X, "last 3"), x_range=x)
+        ]
+        for run, x in ends.items()
+    }
+    (merged,) = overlay(panels_)
+    behind = [m.x.tolist() for m in merged.marks if isinstance(m, Line)]
+    assert behind == [[-1.0, 2.0], [-2.0, 1.0]], "each once"
+    assert merged.x_range == (-2.0, 2.0)
 
 
 def test_more_runs_than_colours() -> None:

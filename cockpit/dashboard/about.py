@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from cockpit._version import __version__
 from cockpit.dashboard.opened import Shelf
 from cockpit.log import Event, RunFile, open_file
+from cockpit.summary.settings import setting_text
 
 __all__ = ["findings", "settings"]
 
 MAX_EVENTS = 300
 MAX_FINDINGS = 1000
+UNSET: tuple[Any, ...] = (None, "", [], {})
 
 
 def findings(shelf: Shelf, name: str) -> dict[str, Any]:
@@ -57,10 +60,23 @@ def settings(shelf: Shelf, name: str) -> dict[str, Any]:
             "run": summary.record(),
             "bytes": summary.stamp[1] + summary.stamp[4],
             "process": file.process if isinstance(file, RunFile) else {},
-            "settings": file.settings,
+            "settings": _readable(file.settings),
             "parameters": [
                 {"name": p.name, "shape": list(p.shape), "dtype": p.dtype} for p in file.parameters
             ],
             "quantities": [{"name": key, "series": count} for key, count in counted.items()],
             "version": __version__,
         }
+
+
+def _readable(value: Any, name: str = "") -> Any:
+    """Return settings as people read them, nested as they were, without those that are not set."""
+    if isinstance(value, Mapping):
+        inner = {
+            key: _readable(one, f"{name}.{key}" if name else str(key)) for key, one in value.items()
+        }
+        return {key: one for key, one in inner.items() if one not in UNSET}
+    if isinstance(value, list):
+        return [_readable(one, f"{name}.{place}") for place, one in enumerate(value)]
+    text = setting_text(name, str(value))
+    return value if text == str(value) else text

@@ -18,7 +18,7 @@ from cockpit.errors import CockpitError, InvalidArgument
 from cockpit.log import open_file
 from cockpit.log.reader import is_database
 
-__all__ = ["Library", "NotThere", "Stamp", "stamp"]
+__all__ = ["Library", "NotThere", "Stamp", "changed", "stamp"]
 
 MAX_DEPTH = 8
 MAX_RUNS = 1000
@@ -116,6 +116,14 @@ def stamp(path: Path) -> Stamp:
     return tuple(found)
 
 
+def changed(stamp: Stamp) -> float:
+    """Return when the run file with this stamp was written to last, in seconds since 1970.
+
+    A helper file without content does not count: whoever opens a run makes one.
+    """
+    return max(stamp[2], stamp[5] if stamp[4] else 0) / 1e9
+
+
 def _run_files(folder: Path) -> Iterator[tuple[Path, float]]:
     """Yield run files and when they changed; no symbolic link is followed."""
     visited = 0
@@ -129,7 +137,7 @@ def _run_files(folder: Path) -> Iterator[tuple[Path, float]]:
                 return
             path = Path(root, name)
             if name.endswith((".db", ".json")) and _is_run(path):
-                yield path, max(stamp(path)[2], stamp(path)[5])
+                yield path, changed(stamp(path))
 
 
 def _is_run(path: Path) -> bool:

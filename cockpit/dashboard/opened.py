@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cockpit.dashboard.library import Library, Stamp, stamp
+from cockpit.dashboard.library import Library, Stamp, changed, stamp
 from cockpit.dashboard.preview import Preview
 from cockpit.errors import CockpitError
 from cockpit.instruments import Instrument, Panel, available
@@ -62,7 +62,7 @@ class Summary:
     @property
     def updated(self) -> float:
         """When the file changed last, in seconds since 1970."""
-        return max(self.stamp[2], self.stamp[5]) / 1e9
+        return changed(self.stamp)
 
     def record(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""

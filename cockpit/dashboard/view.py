@@ -23,6 +23,7 @@ __all__ = ["Query", "board", "figures", "of_layers"]
 
 MAX_RUNS, MAX_INSTRUMENTS, MAX_LAYERS = 8, 256, 2000
 WIDTHS = range(100, 4001)
+MAX_DENSITY = 4
 ENOUGH_SECONDS = 1.0
 """An answer that has taken so long leaves the rest to the next one, so that pictures keep coming."""
 
@@ -39,6 +40,7 @@ class Query:
         instruments: Names of the instruments.
         window: First and last step to show; all of them if None.
         width: Width of a picture in pixels.
+        density: How many columns of the screen a pixel has.
         style: ``"light"`` or ``"dark"``.
         layers: Names of the layers to show; all of them if None.
         known: Tags of figures that the page has, which are not sent again.
@@ -48,6 +50,7 @@ class Query:
     instruments: tuple[str, ...]
     window: tuple[float, float] | None = None
     width: int = 600
+    density: float = 1.0
     style: str = "light"
     layers: frozenset[str] | None = None
     known: Mapping[str, str] = field(default_factory=dict)
@@ -62,10 +65,12 @@ class Query:
         _require(isinstance(data, dict), "the query", "an object")
         window, width = data.get("window"), data.get("width", cls.width)
         style, known = data.get("style", cls.style), data.get("known", {})
-        layers = data.get("layers")
+        layers, density = data.get("layers"), data.get("density", cls.density)
         runs = _texts(data.get("runs"), "runs", MAX_RUNS)
         _require(bool(runs), "runs", "at least one name")
         _require(type(width) is int and width in WIDTHS, "width", "a number of pixels")
+        fine = type(density) in (int, float) and 0 < density <= MAX_DENSITY
+        _require(fine, "density", "how many columns of the screen a pixel has")
         _require(style in ("light", "dark"), "style", '"light" or "dark"')
         _require(
             isinstance(known, dict) and all(isinstance(v, str) for v in known.values()),
@@ -81,6 +86,7 @@ class Query:
             _texts(data.get("instruments"), "instruments", MAX_INSTRUMENTS),
             None if window is None else (float(window[0]), float(window[1])),
             width,
+            float(density),
             style,
             None if layers is None else frozenset(_texts(layers, "layers", MAX_LAYERS)),
             known,
@@ -169,7 +175,13 @@ def _picture(query: Query, panel: Panel, instrument: str) -> dict[str, Any]:
         "headline": panel.headline,
         "over_steps": panel.over_steps,
     }
-    drawn = figure(panel, style=query.style, width=query.width, window=query.window)
+    drawn = figure(
+        panel,
+        style=query.style,
+        width=query.width,
+        window=query.window,
+        density=query.density,
+    )
     tag = blake2b(encode([head, drawn]), digest_size=9).hexdigest()
     if query.known.get(panel.name or instrument) == tag:
         return {"id": head["id"], "tag": tag}
@@ -182,10 +194,11 @@ def _rows(panel: Panel) -> list[str]:
 
 def labels_of(runs: Sequence[str]) -> dict[str, str]:
     """Return what runs are called in legends: the name of the file, or its path where two share it."""
-    short = {run: PurePosixPath(run).stem for run in runs}
+    stems = [PurePosixPath(run).stem for run in runs]
+    paths = [str(PurePosixPath(run).with_suffix("")) for run in runs]
     return {
-        run: label if list(short.values()).count(label) == 1 else run
-        for run, label in short.items()
+        run: stem if stems.count(stem) == 1 else path if paths.count(path) == 1 else run
+        for run, stem, path in zip(runs, stems, paths, strict=True)
     }
 
 

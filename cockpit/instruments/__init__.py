@@ -166,7 +166,7 @@ INSTRUMENTS: tuple[Instrument, ...] = (
 )
 """The instruments, in the order in which their pictures stand within a group."""
 
-WITHOUT_PICTURE = frozenset({"Parameters", "epoch_count"})
+WITHOUT_PICTURE = frozenset({"Parameters", "Wiring", "epoch_count"})
 """Quantities that are recorded to be read, not to be looked at."""
 
 

@@ -22,7 +22,15 @@ def panel(run: Readable) -> Panel | None:
     first, last = f"std, step {std.steps[0]:.0f}", f"std, step {std.steps[-1]:.0f}"
     marks: list[Mark] = []
     if mean is not None and mean.names == std.names:
-        marks.append(Line(depth, np.abs(mean.values[:, -1]), "|mean|", "neutral", "dashed"))
+        marks.append(
+            Line(
+                depth,
+                np.abs(mean.values[:, -1]),
+                f"|mean|, step {mean.steps[-1]:.0f}",
+                "neutral",
+                "dashed",
+            )
+        )
     if len(std.steps) > 1:
         marks.append(Line(depth, std.values[:, 0], first, "orange"))
     marks.append(Line(depth, std.values[:, -1], last, "blue"))
@@ -36,4 +44,5 @@ def panel(run: Readable) -> Panel | None:
         y_label="size",
         scale="log",
         x_range=(0.5, len(std.names) + 0.5),
+        x_names=std.names,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cockpit.instruments.instrument import Readable, instrument
 from cockpit.instruments.panel import Panel, Reference
-from cockpit.instruments.reading import curve, latest, moving, robust_range, trend
+from cockpit.instruments.reading import curve, now_of, robust_range, trend
 
 __all__ = ["MEANINGS", "panel"]
 
@@ -28,5 +28,5 @@ def panel(run: Readable) -> Panel | None:
         ),
         y_label="α",
         y_range=robust_range(alpha.values, -1.4, 1.4, limit=4.0),
-        headline=latest(moving(alpha.values, "median")),
+        headline=now_of(alpha.values),
     )

@@ -38,7 +38,7 @@ def panel(run: Readable) -> Panel | None:
         y_label="share of steps",
         unit="%",
         x_range=(low, high),
-        headline=f"median {number(float(np.median(values)))}",
+        headline=f"median of all {number(float(np.median(values)))}",
     )
 
 

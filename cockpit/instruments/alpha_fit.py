@@ -7,9 +7,12 @@ import numpy as np
 from cockpit.instruments.alpha_distribution import recent_count
 from cockpit.instruments.instrument import Readable, instrument
 from cockpit.instruments.panel import Array, Line, Panel, Points, Reference
-from cockpit.instruments.reading import curve, robust_range
+from cockpit.instruments.reading import curve
 
 __all__ = ["panel"]
+
+LEAST, MOST = 1.4, 2.0
+"""How far the picture reaches on either side, at least and at most; steps beyond are at its rim."""
 
 
 @instrument("Alpha", name="alpha-fit")
@@ -27,25 +30,34 @@ def panel(run: Readable) -> Panel | None:
     landed = alpha.values[convex & np.isfinite(alpha.values)]
     if not landed.size:
         return None
-    low, high = robust_range(landed, -1.4, 1.4, limit=2.0)
-    landed = np.clip(landed, low, high)
+    low = float(np.clip(landed.min(), -MOST, -LEAST))
+    high = float(np.clip(landed.max(), LEAST, MOST))
     recent = landed[-recent_count(len(landed)) :]
     valley: Array = np.linspace(low, high, 121)
     typical = np.array([np.median(recent)])
     return Panel(
         title="Steps in the valley",
         group="STEP SIZE",
-        how_to_read="Each step starts at the left rim of its fitted parabola and ends on a "
-        "dot: low is good, right is too far.",
+        how_to_read="Steps start at α = −1 of their parabola and end on a dot, best a low one; fits without "
+        "minimum are left out.",
         marks=(
             Reference(1.0, "loss before the step"),
             Line(valley, valley**2, "", "neutral"),
-            Points(landed, landed**2, "all steps", "sky", faint=True),
-            Points(recent, recent**2, f"last {len(recent)}", "vermillion"),
-            Points(typical, typical**2, "their median", "neutral"),
+            Points(*_inside(landed, low, high), "all steps", "sky", faint=True),
+            Points(*_inside(recent, low, high), f"last {len(recent)}", "vermillion"),
+            Points(*_inside(typical, low, high), "their median", "neutral"),
         ),
         x_label="α",
         y_label="loss, normalised",
         x_range=(low - 0.05, high + 0.05),
         y_range=(-0.12, max(low**2, high**2) * 1.04),
     )
+
+
+def _inside(alpha: Array, low: float, high: float) -> tuple[Array, Array]:
+    """Return where steps land in the valley; one beyond the picture is at its rim, infinitely high.
+
+    So it is marked at the edge, instead of lying among those that land inside.
+    """
+    beyond = (alpha < low) | (alpha > high)
+    return np.clip(alpha, low, high), np.where(beyond, np.inf, alpha**2)

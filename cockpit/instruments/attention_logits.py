@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from cockpit.instruments.instrument import Readable, instrument
 from cockpit.instruments.panel import Color, Line, Mark, Panel
-from cockpit.instruments.reading import number, scale_of, spread, table
+from cockpit.instruments.reading import medians, number, scale_of, spread, table
 
 __all__ = ["panel"]
 
@@ -17,6 +19,7 @@ def panel(run: Readable) -> Panel | None:
     logits = table(run, "AttentionStats", "largest_logit")
     if logits is None:
         return None
+    now = medians(logits)
     marks: tuple[Mark, ...] = spread(logits, "blue", "all modules")
     if len(logits.names) <= len(COLORS):
         rows = zip(logits.names, logits.values, COLORS, strict=False)
@@ -29,5 +32,5 @@ def panel(run: Readable) -> Panel | None:
         marks=marks,
         y_label="logit",
         scale="log" if scale_of(logits.values) == "log" else "linear",
-        headline=number(float(logits.values[:, -1].max())),
+        headline=f"~{number(float(np.nanmax(now)))}" if np.isfinite(now).any() else "",
     )

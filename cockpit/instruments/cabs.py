@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from cockpit.instruments.instrument import Readable, instrument
 from cockpit.instruments.panel import Panel
-from cockpit.instruments.reading import curve, latest, moving, trend
+from cockpit.instruments.reading import batch_size_in_use, curve, now_of, trend
 
 __all__ = ["panel"]
 
 
 @instrument("CABS", name="cabs")
 def panel(run: Readable) -> Panel | None:
-    """Return the suggested batch size with its moving average."""
+    """Return the suggested batch size with its moving average, and the logged one."""
     size = curve(run, "CABS")
     if size is None:
         return None
@@ -20,8 +20,11 @@ def panel(run: Readable) -> Panel | None:
         group="GRADIENTS",
         how_to_read="Far above the batch size in use, noise is large for this learning rate: use "
         "larger batches or a smaller rate.",
-        marks=trend(size, "moving average", "green"),
+        marks=(
+            *batch_size_in_use(run, size.steps),
+            *trend(size, "moving average", "green"),
+        ),
         y_label="suggested batch size",
         scale="log",
-        headline=latest(moving(size.values)),
+        headline=now_of(size.values),
     )

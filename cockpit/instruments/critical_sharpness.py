@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cockpit.instruments.curvature import usable
 from cockpit.instruments.instrument import Readable, instrument
 from cockpit.instruments.panel import Line, Mark, Panel
 from cockpit.instruments.reading import curve, latest, scale_of, trend
@@ -17,7 +18,7 @@ def panel(run: Readable) -> Panel | None:
         return None
     marks: list[Mark] = [*trend(sharpness, "2/η critical", "purple")]
     if bound is not None:
-        marks.append(Line(bound.steps, bound.values, "2/η", "neutral", "dashed"))
+        marks.append(Line(bound.steps, usable(bound.values), "2/η", "neutral", "dashed"))
     return Panel(
         title="Critical sharpness",
         group="CURVATURE",

@@ -11,7 +11,7 @@ from cockpit.instruments.instrument import Readable
 from cockpit.instruments.panel import Array, Line
 from cockpit.instruments.reading import before, curve
 
-__all__ = ["descent_bound", "matrix_of", "stability_bound"]
+__all__ = ["descent_bound", "matrix_of", "stability_bound", "usable"]
 
 MATRICES = {"hessian": "Hessian", "ggn": "GGN", "diag_h": "Hessian", "diag_ggn_exact": "GGN"}
 """Of the curvatures that a run file names, what people call the matrix."""
@@ -49,13 +49,20 @@ def descent_bound(run: Readable, steps: Array) -> tuple[Line, ...]:
     return _bound(run, steps, 2.0, "2/η")
 
 
+def usable(bound: Array) -> Array:
+    """Return a bound with NaN where it is none: an infinite learning rate bounds nothing by 0."""
+    return np.where(np.isfinite(bound) & (bound > 0), bound, np.nan)
+
+
 def _bound(run: Readable, steps: Array, factor: float, label: str) -> tuple[Line, ...]:
     rate = curve(run, "learning_rate")
     if rate is None:
         return ()
     eta = before(rate, steps)
-    bound = np.divide(factor, eta, out=np.full_like(eta, np.nan), where=eta > 0)
-    return (Line(steps, bound, label, "neutral", "dashed"),)
+    bound = np.divide(
+        factor, eta, out=np.full_like(eta, np.nan), where=(eta > 0) & np.isfinite(eta)
+    )
+    return () if np.isnan(bound).all() else (Line(steps, bound, label, "neutral", "dashed"),)
 
 
 def _optimizers(run: Readable) -> list[Mapping[str, Any]]:

@@ -54,7 +54,8 @@ def panel(run: Readable, quantity: str) -> Panel | None:
 
 
 def _lines(quantity: str, marks: tuple[Mark, ...], headline: str) -> Panel:
-    how = "Faint: every tracked step; strong: the moving average."
+    averaged = any(isinstance(mark, Line) and mark.style == "faint" for mark in marks)
+    how = "Faint: every value; strong: their moving average." if averaged else "Every value."
     scale = scale_of(*(mark.y for mark in marks if isinstance(mark, Line)))
     return Panel(_title(quantity), _group(quantity), how, marks, scale=scale, headline=headline)
 

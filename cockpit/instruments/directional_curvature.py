@@ -5,7 +5,7 @@ from __future__ import annotations
 from cockpit.instruments.curvature import descent_bound
 from cockpit.instruments.instrument import Readable, instrument
 from cockpit.instruments.panel import Line, Mark, Panel
-from cockpit.instruments.reading import curve, latest, scale_of, trend
+from cockpit.instruments.reading import curve, now_of, scale_of, trend
 
 __all__ = ["panel"]
 
@@ -29,5 +29,5 @@ def panel(run: Readable) -> Panel | None:
         marks=tuple(marks),
         y_label="curvature",
         scale=scale_of(*(mark.y for mark in marks if isinstance(mark, Line))),
-        headline=latest(gradient.values),
+        headline=now_of(gradient.values),
     )

@@ -6,7 +6,7 @@ import numpy as np
 
 from cockpit.instruments.instrument import Readable, instrument
 from cockpit.instruments.panel import Panel, Reference
-from cockpit.instruments.reading import curve, latest, moving, trend
+from cockpit.instruments.reading import curve, now_of, trend
 
 __all__ = ["FAR", "panel"]
 
@@ -25,8 +25,8 @@ def panel(run: Readable) -> Panel | None:
         group="GRADIENTS",
         how_to_read="Below 0 the gradient stands out from its noise and training makes progress; "
         "above 0 it does not.",
-        marks=(Reference(0.0, "stop above"), *trend(evidence, "moving average")),
+        marks=(Reference(0.0, "noise = signal"), *trend(evidence, "moving average")),
         y_label="criterion",
         scale="symlog" if np.fmin.reduce(evidence.values) < FAR else "linear",
-        headline=latest(moving(evidence.values)),
+        headline=now_of(evidence.values),
     )

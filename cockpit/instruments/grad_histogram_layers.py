@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cockpit.instruments.instrument import Readable, instrument
-from cockpit.instruments.panel import Array, Heat, Panel
+from cockpit.instruments.panel import Array, Group, Heat, Panel
 from cockpit.instruments.reading import newest
 
 __all__ = ["by_parameter", "filled", "panel"]
@@ -43,6 +43,7 @@ def shares(
     how_to_read: str,
     x_label: str,
     headline: str,
+    group: Group = "GRADIENTS",
 ) -> Panel:
     """Return counts `[parameters, bins]` as a heat map of each row's shares, where there are any."""
     first, last = filled(counts.sum(0))
@@ -51,7 +52,7 @@ def shares(
     centers = (edges[first:last] + edges[first + 1 : last + 1]) / 2
     return Panel(
         title=title,
-        group="GRADIENTS",
+        group=group,
         how_to_read=how_to_read,
         marks=(Heat(centers, percent[:, first:last], "share [%]", names=names, scale="log"),),
         x_label=x_label,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cockpit.instruments.instrument import Readable, instrument
 from cockpit.instruments.panel import Panel
-from cockpit.instruments.reading import latest, table, trend
+from cockpit.instruments.reading import now_of, table, trend
 
 __all__ = ["panel"]
 
@@ -23,5 +23,5 @@ def panel(run: Readable) -> Panel | None:
         marks=trend(norms.total, "moving average", "blue"),
         y_label="L2 norm",
         scale="log",
-        headline=latest(norms.total.values),
+        headline=now_of(norms.total.values),
     )

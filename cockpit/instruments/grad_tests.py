@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cockpit.instruments.instrument import Readable, instrument
 from cockpit.instruments.panel import Color, Mark, Panel, Reference
-from cockpit.instruments.reading import curve, latest, moving, trend
+from cockpit.instruments.reading import curve, now_of, trend
 
 __all__ = ["panel"]
 
@@ -24,7 +24,7 @@ def panel(run: Readable) -> Panel | None:
         test = curve(run, quantity)
         if test is not None:
             marks += trend(test, label, color)
-            headline = latest(moving(test.values))
+            headline = now_of(test.values)
     if len(marks) == 1:
         return None
     return Panel(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cockpit.instruments.instrument import Readable, instrument
 from cockpit.instruments.panel import Mark, Panel, Reference
-from cockpit.instruments.reading import curve, latest, moving, trend
+from cockpit.instruments.reading import curve, now_of, trend
 
 __all__ = ["panel"]
 
@@ -28,5 +28,5 @@ def panel(run: Readable) -> Panel | None:
         "samples in conflict.",
         marks=tuple(marks),
         y_label="cosine, share",
-        headline=latest(moving(cosine.values)) if cosine is not None else "",
+        headline=now_of(cosine.values) if cosine is not None else "",
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from cockpit.instruments.instrument import Readable, instrument
-from cockpit.instruments.panel import Array, Line, Mark, Panel
-from cockpit.instruments.reading import curve, latest, moving
+from cockpit.instruments.panel import Array, Line, Panel
+from cockpit.instruments.reading import batch_size_in_use, curve, moving, number
 
 __all__ = ["SHARE", "panel", "smooth_scale"]
 
@@ -16,13 +16,13 @@ SHARE = 0.1
 
 @instrument("GradientNoiseScale", name="gradient-noise-scale")
 def panel(run: Readable) -> Panel | None:
-    """Return the ratio of the moving averages of trace and squared norm, and the raw ratio.
+    """Return the ratio of the moving averages of trace and squared norm, the raw one, and the logged size.
 
     The estimate of the squared norm may be negative: a raw value below the picture is marked at its
     edge, and where even the average is not positive, the line has a gap.
     """
     raw, trace = curve(run, "GradientNoiseScale", "noise_scale"), None
-    marks: list[Mark] = []
+    marks: list[Line] = []
     if raw is not None:
         marks.append(Line(raw.steps, raw.values, "single steps", "sky", "faint"))
     trace = curve(run, "GradientNoiseScale", "trace")
@@ -31,9 +31,11 @@ def panel(run: Readable) -> Panel | None:
     if trace is not None and signal is not None and len(trace.steps) == len(signal.steps):
         ratio = smooth_scale(trace.values, signal.values)
         marks.append(Line(trace.steps, ratio, "ratio of moving averages", "blue"))
-        headline = latest(ratio)
+        headline = f"~{number(float(ratio[-1]))}" if np.isfinite(ratio[-1]) else ""
     if not marks:
         return None
+    steps = np.unique(np.concatenate([mark.x for mark in marks]))
+    marks[:0] = batch_size_in_use(run, steps)
     return Panel(
         title="Noise scale",
         group="GRADIENTS",

@@ -7,7 +7,7 @@ import numpy as np
 from cockpit.instruments.curvature import matrix_of
 from cockpit.instruments.instrument import Readable, instrument
 from cockpit.instruments.panel import Array, Line, Mark, Panel, Reference
-from cockpit.instruments.reading import number, stacked
+from cockpit.instruments.reading import curve, number, stacked
 
 __all__ = ["FLOOR", "panel"]
 
@@ -26,7 +26,8 @@ def panel(run: Readable) -> Panel | None:
     if len(steps) > 1:
         marks.append(_line(grids[0], heights[0], f"step {steps[0]:.0f}", faint=True))
     marks.append(_line(grids[-1], heights[-1], f"step {steps[-1]:.0f}"))
-    ends = grids[-1][np.isfinite(grids[-1])]
+    smallest, largest = (curve(run, "HessianSpectrum", part) for part in ("smallest", "largest"))
+    ends = [number(float(end.values[-1])) for end in (smallest, largest) if end is not None]
     return Panel(
         title=f"Eigenvalues of the {matrix_of(run, 'HessianSpectrum')}",
         group="CURVATURE",
@@ -36,7 +37,7 @@ def panel(run: Readable) -> Panel | None:
         x_label="eigenvalue",
         y_label="density",
         scale="log",
-        headline=f"{number(ends[0])} to {number(ends[-1])}" if ends.size else "",
+        headline=" to ".join(ends),
     )
 
 

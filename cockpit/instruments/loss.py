@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from cockpit.instruments.instrument import Readable, instrument
 from cockpit.instruments.panel import Color, Line, Mark, Panel
-from cockpit.instruments.reading import curve, latest, moving, trend
+from cockpit.instruments.reading import RECENT_LEAST, Curve, curve, latest, now_of, trend
 
 __all__ = ["SETS", "panel", "set_lines"]
 
@@ -34,8 +36,14 @@ def panel(run: Readable) -> Panel | None:
         marks=tuple(marks),
         y_label="loss",
         scale="log" if positive else "linear",
-        headline=latest(moving(batches.values)) if batches is not None else "",
+        headline=_now(batches) if batches is not None else "",
     )
+
+
+def _now(batches: Curve) -> str:
+    """Return the loss now: the last one while there are few, a median as soon as it is noise that differs."""
+    few = len(batches.values) < 2 * RECENT_LEAST or not np.isfinite(batches.values[-1])
+    return latest(batches.values) if few else now_of(batches.values)
 
 
 def set_lines(run: Readable, what: str) -> list[Line]:

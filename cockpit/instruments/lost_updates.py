@@ -6,7 +6,7 @@ import numpy as np
 
 from cockpit.instruments.instrument import Readable, instrument
 from cockpit.instruments.panel import Heat, Panel
-from cockpit.instruments.reading import number, table
+from cockpit.instruments.reading import medians, percent, table
 
 __all__ = ["panel"]
 
@@ -17,12 +17,20 @@ def panel(run: Readable) -> Panel | None:
     shares = table(run, "LostUpdates")
     if shares is None:
         return None
-    last = shares.values[np.isfinite(shares.values[:, -1]), -1]
+    now = medians(shares)
     return Panel(
         title="Lost updates",
         group="STEP SIZE",
         how_to_read="0 is right; in half precision, tens of per cent mean that updates are smaller "
         "than what rounding keeps.",
-        marks=(Heat(shares.steps, shares.values, "share", names=shares.names, limits=(0.0, 1.0)),),
-        headline=f"at most {number(100 * float(last.max()))} %" if last.size else "",
+        marks=(
+            Heat(
+                shares.steps,
+                100 * shares.values,
+                "elements [%]",
+                names=shares.names,
+                limits=(0.0, 100.0),
+            ),
+        ),
+        headline=f"~{percent(float(np.nanmax(now)))}" if np.isfinite(now).any() else "",
     )

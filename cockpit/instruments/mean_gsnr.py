@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cockpit.instruments.instrument import Readable, instrument
 from cockpit.instruments.panel import Panel
-from cockpit.instruments.reading import curve, latest, moving, trend
+from cockpit.instruments.reading import curve, now_of, trend
 
 __all__ = ["panel"]
 
@@ -23,5 +23,5 @@ def panel(run: Readable) -> Panel | None:
         marks=trend(ratio, "moving average", "purple"),
         y_label="mean GSNR",
         scale="log",
-        headline=latest(moving(ratio.values)),
+        headline=now_of(ratio.values),
     )

@@ -24,6 +24,8 @@ def panel(run: Readable) -> Panel | None:
     lines = [Line(c.steps, c.values, kind, color) for kind, color, c in found if c is not None]
     if not lines:
         return None
+    # Curves of zeros would lie on one another: where nothing was hit, one of them says so.
+    lines = [line for line in lines if (line.y > 0).any()] or lines[:1]
     affected = np.concatenate([line.x[line.y > 0] for line in lines])
     headline = "all finite"
     if affected.size:

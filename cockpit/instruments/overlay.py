@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from cockpit.instruments.panel import (
     Scale,
 )
 from cockpit.instruments.reading import scale_of
+from cockpit.instruments.thinning import cell_edges
 
 __all__ = ["COLORS", "colors_of", "overlay"]
 
@@ -81,14 +83,20 @@ def _name(panel: Panel) -> str:
 
 def _side_by_side(same: Mapping[str, Panel], several: bool) -> list[Panel]:
     heats = [mark for panel in same.values() for mark in panel.marks if isinstance(mark, Heat)]
-    limits = _limits(heats)
+    scale: Literal["linear", "log"] = (
+        "log" if any(heat.scale == "log" for heat in heats) else "linear"
+    )
+    limits = _limits(heats, scale)
+    x_range, y_range = _x_range(list(same.values()), heats), _y_range(list(same.values()), heats)
     return [
         replace(
             panel,
             title=f"{panel.title}: {run}" if several else panel.title,
             name=f"{_name(panel)}/{run}" if several else panel.name,
+            x_range=x_range if several else panel.x_range,
+            y_range=y_range if several else panel.y_range,
             marks=tuple(
-                replace(mark, limits=mark.limits or limits) if isinstance(mark, Heat) else mark
+                _of_one_scale(mark, scale, limits) if isinstance(mark, Heat) else mark
                 for mark in panel.marks
             ),
         )
@@ -96,17 +104,43 @@ def _side_by_side(same: Mapping[str, Panel], several: bool) -> list[Panel]:
     ]
 
 
-def _limits(heats: Sequence[Heat]) -> tuple[float, float] | None:
-    """Return the range of colours that all heat maps can share; none for values of both signs."""
+def _of_one_scale(
+    heat: Heat, scale: Literal["linear", "log"], limits: tuple[float, float] | None
+) -> Heat:
+    if limits is None or heat.limits is not None:
+        return heat
+    return replace(heat, scale=scale, limits=limits)
+
+
+def _limits(heats: Sequence[Heat], scale: str) -> tuple[float, float] | None:
+    """Return the range of colours that all heat maps can share; that of both signs has 0 in its middle."""
     values = np.concatenate([np.ravel(heat.values) for heat in heats])
     values = values[np.isfinite(values)]
-    if len(heats) < 2 or (values < 0).any():
-        return None
-    if any(heat.scale == "log" for heat in heats):
+    if scale == "log":
         values = values[values > 0]
-    if not values.size or values.min() == values.max():
+    if len(heats) < 2 or not values.size or values.min() == values.max():
         return None
-    return float(values.min()), float(values.max())
+    low, high = float(values.min()), float(values.max())
+    if low < 0 < high:
+        return -max(-low, high), max(-low, high)
+    return low, high
+
+
+def _x_range(panels: Sequence[Panel], heats: Sequence[Heat]) -> tuple[float, float] | None:
+    """Return the part of the x axis that shows all cells of all panels."""
+    ends = [cell_edges(np.asarray(heat.x, float))[[0, -1]] for heat in heats if len(heat.x)]
+    cells = [(float(low), float(high)) for low, high in ends]
+    known = [panel.x_range for panel in panels]
+    return (_union(known) if all(known) else _union(cells)) if cells else None
+
+
+def _y_range(panels: Sequence[Panel], heats: Sequence[Heat]) -> tuple[float, float] | None:
+    """Return the part of the y axis that shows all cells; none of rows with names."""
+    known = [panel.y_range for panel in panels]
+    if all(known):
+        return _union(known)
+    ends = [heat.edges[[0, -1]] for heat in heats if heat.edges is not None]
+    return _union([(float(low), float(high)) for low, high in ends]) if ends else None
 
 
 # -- one picture for all of them ------------------------------------------------------------------
@@ -191,17 +225,22 @@ def _key(label: str) -> str:
 
 
 def _scenery(panels: Iterable[Panel]) -> list[Mark]:
-    """Return the references of all panels, each once, and the background of the first."""
+    """Return the references and the background of all panels, each once."""
     panels = list(panels)
     references = dict.fromkeys(
         mark for panel in panels for mark in panel.marks if isinstance(mark, Reference)
     )
-    background = [
-        mark
-        for mark in panels[0].marks
-        if isinstance(mark, Line) and mark.style == "solid" and not _is_curve(mark)
-    ]
+    background: list[Line] = []
+    for mark in (mark for panel in panels for mark in panel.marks):
+        if not isinstance(mark, Line) or mark.style != "solid" or _is_curve(mark):
+            continue
+        if not any(_alike(mark, other) for other in background):
+            background.append(mark)
     return [*references, *background]
+
+
+def _alike(one: Line, two: Line) -> bool:
+    return np.array_equal(one.x, two.x) and np.array_equal(one.y, two.y)
 
 
 def _bounds(panel: Panel, color: Color, with_word: bool) -> list[Line]:

@@ -98,7 +98,7 @@ class Heat:
 
     Named rows are listed from top to bottom, one with an empty name is without words; the intervals
     of `edges` `[rows + 1]` lie on a y axis as usual. `label` says what the colour means. Colours span
-    `limits`, or the values without them.
+    `limits`, or the values without them; NaN and infinities have colours of their own.
     """
 
     x: Array
@@ -139,6 +139,9 @@ class Panel:
         x_range: Part of the x axis to show; everything by default.
         y_range: Part of the y axis to show; what lies beyond is marked at the edge.
         headline: The number to take home, such as the latest value.
+        equal: Whether one unit is equally long on both axes, so that a circle is round; one of the
+            axes then shows more than its range.
+        x_names: Words for the places 1, 2, ... on the x axis, instead of numbers.
         name: What the picture is called in addresses and findings, such as ``"alpha"``; it never
             changes. That of its instrument, which sets it.
         quantities: What is shown; its instrument sets it, too.
@@ -155,6 +158,8 @@ class Panel:
     x_range: tuple[float, float] | None = None
     y_range: tuple[float, float] | None = None
     headline: str = ""
+    equal: bool = False
+    x_names: tuple[str, ...] = ()
     name: str = ""
     quantities: tuple[str, ...] = ()
 

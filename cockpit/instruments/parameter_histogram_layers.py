@@ -33,4 +33,5 @@ def panel(run: Readable) -> Panel | None:
         "a bad start or saturation.",
         x_label="parameter",
         headline=f"step {step}",
+        group="STEP SIZE",
     )

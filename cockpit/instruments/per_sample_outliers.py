@@ -27,14 +27,20 @@ def panel(run: Readable) -> Panel | None:
     return Panel(
         title="Outliers in the batch",
         group="GRADIENTS",
-        how_to_read="Scores up to about 3 are usual; samples far above may be mislabelled, broken "
+        how_to_read="Scores up to about 3.5 are usual; samples far above may be mislabelled, broken "
         "or of the wrong scale.",
         marks=(
             Reference(OUTLIER, "outlier"),
-            Points(np.repeat(steps, known.sum(1)), others[known], "the next", "sky", faint=True),
+            Points(
+                np.repeat(steps, known.sum(1)),
+                others[known],
+                "other large scores",
+                "sky",
+                faint=True,
+            ),
             *trend(Curve(steps, largest), "largest", "vermillion"),
         ),
         y_label="robust z-score",
         scale="log" if (scores[~np.isnan(scores)] > 0).all() else "symlog",
-        headline=f"{number(100 * above)} % of batches",
+        headline=f"{number(100 * above)} % with an outlier",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cockpit.instruments.curvature import usable
 from cockpit.instruments.instrument import Readable, instrument
 from cockpit.instruments.panel import Line, Mark, Panel
 from cockpit.instruments.reading import curve, latest, scale_of, trend, unconverged
@@ -17,7 +18,7 @@ def panel(run: Readable) -> Panel | None:
     if sharpness is None or bound is None:
         return None
     marks: list[Mark] = [*trend(sharpness, "sharpness", "purple")]
-    marks.append(Line(bound.steps, bound.values, "stability bound", "neutral", "dashed"))
+    marks.append(Line(bound.steps, usable(bound.values), "stability bound", "neutral", "dashed"))
     marks += unconverged(run, "PreconditionedSharpness", sharpness)
     return Panel(
         title="Preconditioned sharpness",

@@ -12,16 +12,22 @@ from cockpit.instruments.instrument import Readable
 from cockpit.instruments.panel import Array, Band, Color, Line, Mark, Points, Scale
 
 __all__ = [
+    "RECENT_LEAST",
     "Curve",
     "Table",
     "arrays",
+    "batch_size_in_use",
     "before",
     "curve",
     "joined",
     "latest",
+    "medians",
     "moving",
     "newest",
+    "now_of",
     "number",
+    "percent",
+    "recent_of",
     "robust_range",
     "scale_of",
     "spread",
@@ -29,6 +35,9 @@ __all__ = [
     "table",
     "trend",
 ]
+
+RECENT_SHARE, RECENT_LEAST = 0.1, 10
+"""Noisy quantities are read from the last tenth of their steps, from ten steps at least."""
 
 WHOLE = "(whole model)"
 """What the model itself is called among its modules."""
@@ -143,6 +152,36 @@ def before(data: Curve, steps: Array) -> Array:
     return data.values[np.maximum(places, 0)]
 
 
+def batch_size_in_use(run: Readable, steps: Array) -> tuple[Line, ...]:
+    """Return the logged batch size as a dashed line over the steps; nothing where none was logged."""
+    size = curve(run, "batch_size")
+    return (
+        () if size is None else (Line(steps, before(size, steps), "in use", "neutral", "dashed"),)
+    )
+
+
+def recent_of(values: Array) -> Array:
+    """Return the finite ones of the last values, from which one reads what a noisy quantity is now."""
+    recent = values[-max(RECENT_LEAST, int(RECENT_SHARE * len(values))) :]
+    return recent[np.isfinite(recent)]
+
+
+def medians(data: Table) -> Array:
+    """Return each row's median over the last steps, `[names]`; NaN where none of them is finite."""
+    return np.array(
+        [np.median(recent) if (recent := recent_of(row)).size else np.nan for row in data.values]
+    )
+
+
+def now_of(values: Array) -> str:
+    """Return what a noisy quantity is now as a text: ``~`` and the median of its last values.
+
+    The last value itself stands where none of them is finite.
+    """
+    recent = recent_of(values)
+    return f"~{number(float(np.median(recent)))}" if recent.size else latest(values)
+
+
 def moving(values: Array, kind: str = "mean", share: float = 0.05) -> Array:
     """Return the centred moving mean or median over a `share` of the steps; gaps stay gaps."""
     window = max(5, int(share * len(values))) | 1
@@ -208,6 +247,11 @@ def robust_range(values: Array, low: float, high: float, limit: float) -> tuple[
 def latest(values: Array) -> str:
     """Return the last value as a short text."""
     return number(float(values[-1])) if len(values) else ""
+
+
+def percent(share: float) -> str:
+    """Return a share in per cent, as a text."""
+    return f"{number(100 * share)} %" if share == 0 or share >= 1e-4 else "< 0.01 %"
 
 
 def number(value: float) -> str:

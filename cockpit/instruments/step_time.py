@@ -6,7 +6,7 @@ import numpy as np
 
 from cockpit.instruments.instrument import Readable, instrument
 from cockpit.instruments.panel import Panel
-from cockpit.instruments.reading import Curve, curve, number, trend
+from cockpit.instruments.reading import Curve, curve, now_of, trend
 
 __all__ = ["panel"]
 
@@ -27,5 +27,5 @@ def panel(run: Readable) -> Panel | None:
         y_label="time",
         unit="s",
         scale="log",
-        headline=f"{number(float(np.nanmedian(seconds)))} s" if np.isfinite(seconds).any() else "",
+        headline=f"{now_of(seconds)} s" if np.isfinite(seconds).any() else "",
     )

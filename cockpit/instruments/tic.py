@@ -5,7 +5,7 @@ from __future__ import annotations
 from cockpit.instruments.curvature import matrix_of
 from cockpit.instruments.instrument import Readable, instrument
 from cockpit.instruments.panel import Color, Line, Mark, Panel
-from cockpit.instruments.reading import curve, latest, moving, scale_of, trend
+from cockpit.instruments.reading import curve, now_of, scale_of, trend
 
 __all__ = ["panel"]
 
@@ -25,7 +25,7 @@ def panel(run: Readable) -> Panel | None:
         if criterion is not None:
             label = f"{word} of the {matrix_of(run, quantity)}"
             marks += trend(criterion, label, color)
-            headline = headline or latest(moving(criterion.values))
+            headline = headline or now_of(criterion.values)
     if not marks:
         return None
     return Panel(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,6 +22,8 @@ from cockpit.plotting.marks import Pen
 from cockpit.plotting.matplotlib import caption, caption_height, draw_body, pen_for
 from cockpit.plotting.scales import set_steps, set_ticks, step_range
 from cockpit.plotting.theme import Theme, theme_of
+from cockpit.plotting.words import missing_glyphs_ignored, printable_panel
+from cockpit.printable import printable
 
 __all__ = ["Section", "arrange", "draw_figure", "figure_size"]
 
@@ -112,13 +115,28 @@ def draw_figure(
     """
     theme = theme_of(style)
     figure.set_facecolor(theme.background)
+    panels = [printable_panel(panel) for panel in panels]
+    title, subtitle = printable(title), printable(subtitle)
+    with missing_glyphs_ignored():
+        _draw(panels, figure, theme, title, subtitle, log_steps)
+    return figure
+
+
+def _draw(
+    panels: Sequence[Panel],
+    figure: Figure,
+    theme: Theme,
+    title: str,
+    subtitle: str,
+    log_steps: bool,
+) -> None:
     width, height = (float(v) for v in figure.get_size_inches())
     rows = arrange(panels, width, height)
     letters = _letters(rows, width, height)
     top = _header(figure, theme, title, subtitle, letters)
     if not panels:
         _say_nothing(figure, theme, letters)
-        return figure
+        return
     cells = _cells(figure, theme, rows, top, letters)
     for row in cells:
         for cell in row:
@@ -130,7 +148,6 @@ def draw_figure(
     for row in cells:
         _fit(row, theme, log_steps, letters, renderer)
     _share_steps(everything, theme, log_steps, letters)  # as many ticks as now have room
-    return figure
 
 
 def _rows(groups: list[Section], columns: int) -> list[Row]:
@@ -189,13 +206,21 @@ def _header(figure: Figure, theme: Theme, title: str, subtitle: str, letters: fl
     left, size = 0.12 + letters / 60, 1.75 * letters
     line = height - 0.1 - 0.95 * size / 72
     shown = shorten(title, (width - 2 * left) * 72, size)
-    figure.text(
-        left, line, shown, transform=inch, fontsize=size, fontweight="bold", color=theme.text
+    _write(
+        figure,
+        left,
+        line,
+        shown,
+        transform=inch,
+        fontsize=size,
+        fontweight="bold",
+        color=theme.text,
     )
     taken = left + (width_of(shown, size, "bold") + 1.5 * letters) / 72
     room = (width - taken - left) * 72
     if subtitle and width_of(subtitle, letters) <= room:
-        figure.text(
+        _write(
+            figure,
             width - left,
             line,
             subtitle,
@@ -207,7 +232,7 @@ def _header(figure: Figure, theme: Theme, title: str, subtitle: str, letters: fl
     elif subtitle:
         line -= 1.5 * letters / 72
         small = shorten(subtitle, (width - 2 * left) * 72, letters)
-        figure.text(left, line, small, transform=inch, fontsize=letters, color=theme.muted)
+        _write(figure, left, line, small, transform=inch, fontsize=letters, color=theme.muted)
     return line - 0.8 * letters / 72
 
 
@@ -216,7 +241,7 @@ def _say_nothing(figure: Figure, theme: Theme, letters: float) -> None:
         (0.52, "Nothing recorded yet", 2.2 * letters, theme.text),
         (0.46, "The first tracked step will appear here.", 1.2 * letters, theme.muted),
     ):
-        figure.text(0.5, y, text, ha="center", fontsize=size, color=color)
+        _write(figure, 0.5, y, text, ha="center", fontsize=size, color=color)
 
 
 def _cells(
@@ -283,7 +308,8 @@ def _heading(figure: Figure, theme: Theme, group: Group, cells: list[Cell], lett
     color, inch = theme.groups[group], _inches(figure)
     line = first.bottom + first.height + 0.6 * letters / 72
     size = 1.1 * letters
-    figure.text(
+    _write(
+        figure,
         first.left + 0.02,
         line,
         group,
@@ -301,6 +327,11 @@ def _heading(figure: Figure, theme: Theme, group: Group, cells: list[Cell], lett
                 [start, end], [level, level], transform=inch, color=color, linewidth=1.2, alpha=0.45
             )
         )
+
+
+def _write(figure: Figure, x: float, y: float, text: str, **style: Any) -> None:
+    """Write on the figure, a ``$`` as it is."""
+    figure.text(x, y, text, parse_math=False, **style)
 
 
 def _inches(figure: Figure) -> Transform:

@@ -7,15 +7,15 @@ from functools import singledispatch
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm, Normalize, TwoSlopeNorm
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.colors import ListedColormap, LogNorm, Normalize, TwoSlopeNorm
 
 from cockpit.instruments.panel import Array, Band, Bars, Heat, Line, Panel, Points
 from cockpit.instruments.thinning import thin_cells, thin_line, thin_points
-from cockpit.plotting.letters import shorten_all, tick_text
+from cockpit.plotting.extents import round_ticks
+from cockpit.plotting.letters import shorten_all, tick_texts
 from cockpit.plotting.theme import Theme
 
-__all__ = ["Pen", "draw_mark", "mark_edges"]
+__all__ = ["Pen", "apart", "draw_mark", "mark_edges"]
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,7 @@ def _heat(mark: Heat, axes: Axes, pen: Pen) -> None:
     )
     rows = np.arange(len(values) + 1.0) if mark.edges is None else mark.edges
     norm, two_sided = _norm(values, mark)
-    # a cell without a number keeps the colour of "missing", infinities get the ends of the map
-    shown = np.ma.masked_invalid(np.clip(values, norm.vmin, norm.vmax))
+    shown = np.ma.masked_where(~np.isfinite(values), np.clip(values, norm.vmin, norm.vmax))
     mesh = axes.pcolormesh(
         edges,
         rows,
@@ -155,18 +154,29 @@ def _heat(mark: Heat, axes: Axes, pen: Pen) -> None:
         rasterized=True,
         zorder=1.0,
     )
+    infinite = np.isinf(values)
+    if infinite.any():
+        axes.pcolormesh(
+            edges,
+            rows,
+            np.ma.masked_where(~infinite, np.ones_like(values)),
+            cmap=ListedColormap([pen.theme.infinite]),
+            rasterized=True,
+            zorder=1.1,
+        )
     axes.grid(False)
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylim(rows[0], rows[-1])
     if mark.names:
         _name_rows(mark.names, axes, pen)
-    _color_bar(mesh, mark.label, axes, pen)
+    _color_scale(mesh, mark.label, values, axes, pen)
 
 
 def _norm(values: Array, mark: Heat) -> tuple[Normalize, bool]:
     """Return how values become colours, and whether the colours have two sides."""
     if mark.limits is not None:
-        return (LogNorm if mark.scale == "log" else Normalize)(*mark.limits), False
+        low, high = mark.limits
+        return (LogNorm if mark.scale == "log" else Normalize)(low, high), low < 0 < high
     finite = values[np.isfinite(values)]
     positive = finite[finite > 0]
     if mark.scale == "log" and positive.size:
@@ -187,33 +197,68 @@ def _name_rows(names: tuple[str, ...], axes: Axes, pen: Pen) -> None:
     apart = np.diff(named).min(initial=len(names)) * pen.height / len(names)  # points
     shown = named[:: max(1, int(np.ceil(1.15 * pen.letters / apart)))]
     labels = shorten_all([names[i] for i in shown], 0.45 * pen.width, size)
-    axes.set_yticks(shown + 0.5, labels)
+    axes.set_yticks(shown + 0.5, labels, parse_math=False)
     axes.tick_params(axis="y", length=0, labelsize=size)
     axes.invert_yaxis()
 
 
-def _color_bar(mesh: object, label: str, axes: Axes, pen: Pen) -> None:
-    place = axes.inset_axes((1.0 + 4 / pen.width, 0.0, 0.55 * pen.letters / pen.width, 1.0))
+def _color_scale(mesh: object, label: str, values: Array, axes: Axes, pen: Pen) -> None:
+    """Draw what the colours mean right of the axes, with the colour of infinities above the others."""
+    infinite = bool(np.isinf(values).any())
+    left, across = 1.0 + 4 / pen.width, 0.55 * pen.letters / pen.width
+    square = min(0.55 * pen.letters / pen.height, 0.1) if infinite else 0.0
+    if np.isfinite(values).any():
+        place = axes.inset_axes((left, 0.0, across, 1.0 - 2.5 * square))
+        _color_bar(mesh, label, axes, place, pen)
+    if infinite:
+        place = axes.inset_axes((left, 1.0 - square, across, square), facecolor=pen.theme.infinite)
+        place.spines[:].set_visible(False)
+        place.set_xticks([])
+        place.set_yticks([0.5], ["∞"])
+        place.yaxis.tick_right()
+        _small_ticks(place, pen)
+
+
+def _color_bar(mesh: object, label: str, axes: Axes, place: Axes, pen: Pen) -> None:
     bar = axes.figure.colorbar(mesh, cax=place)  # type: ignore[arg-type]
     bar.outline.set_visible(False)
-    if isinstance(bar.norm, LogNorm):
-        few = max(2, int(pen.height / (pen.letters * 3.5)))
-        decades = np.log10((bar.norm.vmax or 1.0) / (bar.norm.vmin or 1.0))
-        bar.locator = LogLocator(subs=(1.0,) if decades > 1.3 else (1.0, 2.0, 5.0), numticks=few)
-    else:
-        bar.locator = MaxNLocator(nbins=max(2, int(pen.height / (pen.letters * 4))))
-    bar.formatter = FuncFormatter(tick_text)
-    bar.update_ticks()
-    bar.ax.yaxis.set_minor_locator(NullLocator())
-    bar.ax.tick_params(
+    low, high = bar.norm.vmin or 0.0, bar.norm.vmax or 0.0
+    most = max(2, int(pen.height / (pen.letters * 3.5)))
+    ticks = round_ticks(low, high, most, isinstance(bar.norm, LogNorm))
+    ticks = apart(ticks, bar.norm, 2.2 * pen.letters / pen.height) or [low, high]
+    bar.set_ticks(ticks, labels=tick_texts(ticks))
+    bar.ax.minorticks_off()
+    _small_ticks(bar.ax, pen)
+    bar.ax.set_ylabel(
+        label,
+        fontsize=pen.letters * 0.92,
+        color=pen.theme.muted,
+        labelpad=0.2 * pen.letters,
+        parse_math=False,
+    )
+
+
+def apart(ticks: list[float], norm: Normalize, gap: float) -> list[float]:
+    """Return those of the ticks that are so far from each other, at least the outermost two; or none.
+
+    One number alone gives colours no scale.
+    """
+    if len(ticks) < 2:
+        return []
+    kept = [ticks[-1]]  # those on a logarithmic scale are closest at its upper end
+    for tick in ticks[-2::-1]:
+        if norm(kept[-1]) - norm(tick) >= gap:
+            kept.append(tick)
+    return kept[::-1] if len(kept) > 1 else [ticks[0], ticks[-1]]
+
+
+def _small_ticks(axes: Axes, pen: Pen) -> None:
+    axes.tick_params(
         which="both",
         labelsize=pen.letters * 0.92,
         length=0,
         pad=0.25 * pen.letters,
         colors=pen.theme.muted,
-    )
-    bar.ax.set_ylabel(
-        label, fontsize=pen.letters * 0.92, color=pen.theme.muted, labelpad=0.2 * pen.letters
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from cockpit.plotting.marks import Pen, draw_mark, mark_edges
 from cockpit.plotting.references import draw_references
 from cockpit.plotting.scales import has_data, heights, set_limits, set_scale, set_ticks
 from cockpit.plotting.theme import Theme, theme_of
+from cockpit.plotting.words import missing_glyphs_ignored, printable_panel
 
 __all__ = ["caption", "caption_height", "draw", "draw_body", "pen_for"]
 
@@ -20,14 +22,25 @@ TITLE = 1.35
 """Size of a title relative to the small letters."""
 
 
-def draw(panel: Panel, axes: Axes, *, style: str = "light", log_steps: bool = False) -> Axes:
-    """Draw a panel on your own axes, with its title and how to read it above.
+def draw(
+    panel: Panel,
+    axes: Axes,
+    *,
+    style: str = "light",
+    log_steps: bool = False,
+    how_to_read: bool = False,
+) -> Axes:
+    """Draw a panel on your own axes, with its title above.
+
+    Where there are several, make them with ``plt.subplots(..., layout="constrained")``, which gives
+    titles, legends and names of rows the room that they need.
 
     Args:
         panel: What to draw.
         axes: Where; what is on them stays.
         style: ``"light"`` or ``"dark"``.
         log_steps: Whether a step axis is logarithmic.
+        how_to_read: Whether to write how to read it below the title; it takes up to four lines.
 
     Returns:
         The axes.
@@ -36,8 +49,10 @@ def draw(panel: Panel, axes: Axes, *, style: str = "light", log_steps: bool = Fa
         InvalidArgument: There is no such style.
     """
     pen = pen_for(axes, theme_of(style), log_steps)
-    draw_body(panel, axes, pen)
-    caption(panel, axes, pen, pen.width, caption_height(panel, axes, pen, pen.width))
+    panel = printable_panel(panel if how_to_read else replace(panel, how_to_read=""))
+    with missing_glyphs_ignored():
+        draw_body(panel, axes, pen)
+        caption(panel, axes, pen, pen.width, caption_height(panel, axes, pen, pen.width))
     return axes
 
 
@@ -53,7 +68,7 @@ def pen_for(axes: Axes, theme: Theme, log_steps: bool, letters: float | None = N
 
 def draw_body(panel: Panel, axes: Axes, pen: Pen) -> None:
     """Draw all that lies on and below the axes, and the legend on top of them."""
-    theme = pen.theme
+    panel, theme = printable_panel(panel), pen.theme
     axes.set_facecolor(theme.card)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
@@ -88,6 +103,7 @@ def draw_body(panel: Panel, axes: Axes, pen: Pen) -> None:
         "fontsize": pen.letters,
         "color": theme.muted,
         "labelpad": 0.3 * pen.letters,
+        "parse_math": False,
     }
     axes.set_xlabel(panel.x_label, **label)
     axes.set_ylabel(f"{panel.y_label}{unit}", **label)
@@ -144,11 +160,11 @@ def caption(
         fontweight="bold",
         color=theme.text,
         linespacing=1.1,
+        parse_math=False,
     )
     if headline:
         first = level + 1.2 * big * (len(title) - 1)
-        color = theme.groups[panel.group]
-        _write(axes, headline, width - left, first, big, color, ha="right", weight="bold")
+        _write(axes, headline, width - left, first, big, theme.text, ha="right", weight="bold")
     level -= 0.3 * letters
     for line in lines:
         level -= 1.22 * letters
@@ -201,6 +217,7 @@ def _write(
         color=color,
         fontweight=weight,
         annotation_clip=False,
+        parse_math=False,
     )
 
 
@@ -229,6 +246,8 @@ def _legend(axes: Axes, pen: Pen) -> None:
         borderaxespad=0.25,
         labelspacing=0.2,
     )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
     for handle in legend.legend_handles:
         if handle is not None:
             handle.set_alpha(1.0)

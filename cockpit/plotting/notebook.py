@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
+from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure
+
+from cockpit.plotting.words import missing_glyphs_ignored
 
 __all__ = ["NotebookPlace", "Picture", "notebook"]
 
@@ -17,6 +20,11 @@ class Picture(Figure):
 
     in_place = False
     """Whether a `NotebookPlace` shows it, so that it must not be shown a second time."""
+
+    def draw(self, renderer: RendererBase) -> None:
+        """Draw all that is on the figure, letters that the font lacks as boxes."""
+        with missing_glyphs_ignored():
+            super().draw(renderer)
 
     def png(self) -> bytes:
         """Return the figure as PNG."""

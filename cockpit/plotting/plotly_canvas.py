@@ -6,6 +6,7 @@ Numbers travel as base64 of their bytes, which plotly.js reads and which keeps N
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -25,17 +26,35 @@ class Canvas:
 
     Args:
         theme: Colours.
-        width: Width of the picture in pixels: so many columns have a smallest and a largest value.
+        columns: So many columns of the picture have a smallest and a largest value.
         scale: Scale of the y axis, as far as the values allow it.
         threshold: Where a symlog axis becomes linear.
         over_steps: Whether the x axis counts steps.
+        across: Width of the axes in pixels.
+        up: Their height in pixels.
+        seen: Lower and upper end of the y axis; None where nothing has to fit in.
     """
 
     theme: Theme
-    width: int
+    columns: int
     scale: Literal["linear", "log", "symlog"] = "linear"
     threshold: float = 1.0
     over_steps: bool = True
+    across: float = 600.0
+    up: float = 180.0
+    seen: tuple[float, float] | None = None
+
+    def height(self, value: float) -> float:
+        """Return how many pixels a value lies above the lower end of the y axis."""
+        low, high = self.axis(self.seen or (0.0, 1.0))
+        return (self.axis((value,))[0] - low) / ((high - low) or 1.0) * self.up
+
+    def axis(self, values: Sequence[float]) -> list[float]:
+        """Return values in the coordinates of the y axis, which of a log axis are exponents."""
+        placed = self.place(np.asarray(values, float))
+        if self.scale == "log":
+            placed = np.log10(np.maximum(placed, 1e-300))
+        return [float(value) for value in placed]
 
     def place(self, y: Array) -> Array:
         """Return where on the axis values are: plotly has no symlog axis, so it gets a linear one."""

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from cockpit.instruments.panel import Array, Heat
-from cockpit.instruments.reading import SUPERSCRIPT, number
 from cockpit.instruments.thinning import thin_cells
+from cockpit.plotting.extents import round_ticks
+from cockpit.plotting.plotly_axes import texts_of
 from cockpit.plotting.plotly_canvas import Canvas, Trace, numbers
 from cockpit.plotting.theme import Theme
 
@@ -17,12 +18,13 @@ __all__ = ["heat_traces"]
 
 STOPS_PER_DECADE = 6
 MAX_CELLS = 40_000
+TICKS = 5
 ZERO_WIDTH = "\u200b"
 
 
 def heat_traces(mark: Heat, canvas: Canvas) -> list[Trace]:
     """Return the traces of a heat map: its cells, and the scale of its colours."""
-    columns = min(canvas.width // 2, MAX_CELLS // max(1, len(mark.values)))
+    columns = min(canvas.columns // 2, MAX_CELLS // max(1, len(mark.values)))
     edges, values = thin_cells(mark.x, mark.values, limit=max(50, columns))
     low, high, two_sided = _limits(values, mark)
     logarithmic = mark.scale == "log" and low > 0
@@ -30,20 +32,25 @@ def heat_traces(mark: Heat, canvas: Canvas) -> list[Trace]:
     plain = [[i / (len(colors) - 1), color] for i, color in enumerate(colors)]
     row = "%{y}" if mark.names else "%{y:.3~g}"
     across = "step %{x:.0f}" if canvas.over_steps else "%{x:.3~g}"
-    heat: Trace = {
+    cells: Trace = {
         "type": "heatmap",
         "x": numbers(edges),
         "y": _rows(mark.names) if mark.edges is None else numbers(mark.edges),
-        "z": numbers(np.clip(values, *_within(values, low, high))),
-        "zmin": low,
-        "zmax": high,
-        "colorscale": _logarithmic(plain, low, high) if logarithmic else plain,
         "showscale": False,
         "hoverongaps": False,
         "name": "",
-        "hovertemplate": f"<b>{row}</b><br>{across}<br>{escape(mark.label)} %{{z:.4~g}}"
-        "<extra></extra>",
     }
+    where = f"<b>{row}</b><br>{across}<br>{escape(mark.label)}"
+    heat: Trace = cells | {
+        "z": numbers(values),
+        "zmin": low,
+        "zmax": high,
+        "colorscale": _logarithmic(plain, low, high) if logarithmic else plain,
+        "hovertemplate": f"{where} %{{z:.4~g}}<extra></extra>",
+    }
+    found = [heat, *_without_number(cells, where, values, mark, canvas.theme)]
+    if not np.isfinite(values).any():
+        return found
     if logarithmic:
         low, high = float(np.log10(low)), float(np.log10(high))
     # The scale beside it belongs to an empty trace, since that of a heat map cannot be logarithmic.
@@ -51,7 +58,35 @@ def heat_traces(mark: Heat, canvas: Canvas) -> list[Trace]:
     scale: Trace = {"type": "scatter", "mode": "markers", "x": [None], "y": [None]}
     marker = {"color": [low], "cmin": low, "cmax": high, "colorscale": plain, "showscale": True}
     quiet = {"showlegend": False, "hoverinfo": "skip"}
-    return [heat, scale | quiet | {"marker": marker | {"colorbar": bar}}]
+    return [*found, scale | quiet | {"marker": marker | {"colorbar": bar}}]
+
+
+def _without_number(
+    cells: Trace, where: str, values: Array, mark: Heat, theme: Theme
+) -> list[Trace]:
+    """Return the cells that are no finite number, in colours of their own."""
+    named = np.array([bool(name) for name in mark.names] or [False] * len(values))[:, None]
+    # Rows without a name only keep others apart, and between edges nothing is as good as no value.
+    absent: np.ndarray = np.isnan(values)
+    used = ~absent.all(axis=1, keepdims=True) & bool(mark.names)
+    missing = absent & (named | used)
+    kinds = (
+        (missing, "NaN", theme.missing),
+        (np.isposinf(values), "∞", theme.infinite),
+        (np.isneginf(values), "−∞", theme.infinite),
+    )
+    return [
+        cells
+        | {
+            "z": numbers(np.where(which, 1.0, np.nan)),
+            "zmin": 0,
+            "zmax": 1,
+            "colorscale": [[0, color], [1, color]],
+            "hovertemplate": f"{where} {word}<extra></extra>",
+        }
+        for which, word, color in kinds
+        if which.any()
+    ]
 
 
 def _rows(names: tuple[str, ...]) -> list[str]:
@@ -61,16 +96,11 @@ def _rows(names: tuple[str, ...]) -> list[str]:
     return [f"{escape(name)}{ZERO_WIDTH * row}" for row, name in enumerate(names)]
 
 
-def _within(values: Array, low: float, high: float) -> tuple[float, float]:
-    """Return the ends to which infinities are clipped; finite values keep theirs for the hover."""
-    finite = values[np.isfinite(values)]
-    return min(low, finite.min(initial=low)), max(high, finite.max(initial=high))
-
-
 def _limits(values: Array, mark: Heat) -> tuple[float, float, bool]:
     """Return the values of the first and the last colour, and whether colours have two sides."""
     if mark.limits is not None:
-        return *mark.limits, False
+        low, high = mark.limits
+        return low, high, low < 0 < high
     finite = values[np.isfinite(values)]
     positive = finite[finite > 0]
     if mark.scale == "log" and positive.size:
@@ -105,7 +135,11 @@ def _logarithmic(plain: list[list[Any]], low: float, high: float) -> list[list[A
 
 def _color_bar(label: str, low: float, high: float, logarithmic: bool, theme: Theme) -> Trace:
     letters = {"size": 10, "color": theme.muted}
-    bar: Trace = {
+    first, last = (float(10.0**v) if logarithmic else v for v in (low, high))
+    ticks = round_ticks(first, last, TICKS, logarithmic)
+    if len(ticks) < 2:
+        ticks = [first, last]
+    return {
         "thickness": 8,
         "outlinewidth": 0,
         "xpad": 4,
@@ -113,24 +147,7 @@ def _color_bar(label: str, low: float, high: float, logarithmic: bool, theme: Th
         "y": 0.5,
         "tickfont": letters,
         "title": {"text": escape(label), "side": "right", "font": letters},
-        "nticks": 5,
-        "tickformat": ".3~g",
+        "tickmode": "array",
+        "tickvals": np.log10(ticks).tolist() if logarithmic else ticks,
+        "ticktext": texts_of([float(f"{tick:.3g}") for tick in ticks]),
     }
-    if logarithmic:
-        decades = np.arange(np.ceil(low), np.floor(high) + 1)
-        decades = decades[:: max(1, int(np.ceil(len(decades) / 5)))]
-        if len(decades) < 2:
-            decades = np.linspace(low, high, 3)
-        shown = [_short(10.0**decade) for decade in decades]
-        bar |= {"tickmode": "array", "tickvals": decades.tolist(), "ticktext": shown}
-    return bar
-
-
-def _short(value: float) -> str:
-    """Return a round number as people write it: without zeros behind."""
-    if 1e-3 <= value < 1e5:
-        return f"{value:.2g}" if value < 100 else f"{value:.0f}"
-    power = np.log10(value)
-    return (
-        f"10{str(round(power)).translate(SUPERSCRIPT)}" if power == round(power) else number(value)
-    )

@@ -11,7 +11,7 @@ from html import escape
 import numpy as np
 
 from cockpit.instruments.panel import Array, Band, Bars, Heat, Line, Panel, Points
-from cockpit.instruments.thinning import thin_line
+from cockpit.instruments.thinning import thin_points
 from cockpit.plotting.plotly_canvas import Canvas, Trace, numbers, translucent
 from cockpit.plotting.plotly_heat import heat_traces
 
@@ -20,6 +20,11 @@ __all__ = ["edge_traces", "traces"]
 GAP = np.array([np.nan])
 FEW_POINTS = 40
 """Up to so many values, a line shows each of them as a dot."""
+
+TRIANGLE = 9
+"""Width in pixels that a triangle at the edge needs for itself."""
+
+FARTHEST = np.finfo(float).max
 
 
 @singledispatch
@@ -137,41 +142,40 @@ def _heat(mark: Heat, canvas: Canvas) -> list[Trace]:
 
 
 def edge_traces(panel: Panel, canvas: Canvas) -> list[Trace]:
-    """Return triangles at the upper and lower edge, where values are infinite or out of sight."""
-    low, high = panel.y_range or (-np.inf, np.inf)
+    """Return triangles at the upper and lower edge, where values are infinite or out of sight.
+
+    On a logarithmic axis zero and negative values are below everything.
+    """
+    low, high = canvas.seen or (-FARTHEST, FARTHEST)
     found: list[Trace] = []
     for mark in panel.marks:
         if not isinstance(mark, Line | Points) or _has_faint_twin(mark, panel):
             continue
-        above, below = mark.y > high, mark.y < low
-        if panel.y_range is None:
-            above, below = np.isposinf(mark.y), np.isneginf(mark.y)
         for beyond, place, symbol in (
-            (above, 0.97, "triangle-up"),
-            (below, 0.03, "triangle-down"),
+            (mark.y > high, 0.97, "triangle-up"),
+            (mark.y < low, 0.03, "triangle-down"),
         ):
             x, y = mark.x[beyond], mark.y[beyond]
-            keep = thin_line(x, np.zeros(len(x)), limit=300) if len(x) > 1 else slice(None)
+            keep = thin_points(x, np.zeros(len(x)), max(1, int(canvas.across / TRIANGLE)), 1)
             if len(x):
-                found.append(
-                    {
-                        "type": "scatter",
-                        "mode": "markers",
-                        "x": numbers(x[keep]),
-                        "y": [place] * len(x[keep]),
-                        "yaxis": "y2",
-                        "text": [f"{value:.4g}" for value in y[keep]],
-                        "hovertemplate": "%{text}<extra>beyond</extra>",
-                        "showlegend": False,
-                        "cliponaxis": False,
-                        "marker": {
-                            "symbol": symbol,
-                            "size": 7,
-                            "color": canvas.theme.colors[mark.color],
-                        },
-                    }
-                )
+                trace = _triangles(x[keep], y[keep], place)
+                color = canvas.theme.colors[mark.color]
+                found.append(trace | {"marker": {"symbol": symbol, "size": 7, "color": color}})
     return found
+
+
+def _triangles(x: Array, y: Array, place: float) -> Trace:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": numbers(x),
+        "y": [place] * len(x),
+        "yaxis": "y2",
+        "text": [f"{value:.4g}" for value in y],
+        "hovertemplate": "%{text}<extra>beyond</extra>",
+        "showlegend": False,
+        "cliponaxis": False,
+    }
 
 
 def _has_faint_twin(mark: Line | Points, panel: Panel) -> bool:

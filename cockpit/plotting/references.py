@@ -123,4 +123,5 @@ def _text(pen: Pen) -> dict[str, Any]:
         "color": pen.theme.muted,
         "zorder": 5,
         "bbox": box | {"pad": 0.12 * pen.letters},
+        "parse_math": False,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
 from matplotlib.ticker import (
     FixedLocator,
     FuncFormatter,
@@ -11,32 +12,19 @@ from matplotlib.ticker import (
     NullLocator,
 )
 
-from cockpit.instruments.panel import Array, Band, Bars, Heat, Line, Panel, Points, Reference
+from cockpit.instruments.panel import Array, Bars, Heat, Line, Panel, Reference
 from cockpit.instruments.thinning import cell_edges
-from cockpit.plotting.letters import tick_text
-from cockpit.plotting.marks import Pen
+from cockpit.plotting.extents import (
+    has_data,
+    heights,
+    limits,
+    round_ticks,
+    step_range,
+)
+from cockpit.plotting.letters import shorten_all, tick_text, width_of
+from cockpit.plotting.marks import Pen, apart
 
 __all__ = ["has_data", "heights", "set_limits", "set_scale", "set_steps", "set_ticks", "step_range"]
-
-
-def heights(panel: Panel) -> Array:
-    """Return all finite values on the y axis."""
-    found: list[Array] = [np.zeros(0)]
-    for mark in panel.marks:
-        if isinstance(mark, Line | Points):
-            found.append(np.asarray(mark.y, float))
-        elif isinstance(mark, Band):
-            found += [np.asarray(mark.low, float), np.asarray(mark.high, float)]
-        elif isinstance(mark, Bars):
-            found.append(np.asarray(mark.heights, float))
-    joined = np.concatenate(found)
-    return joined[np.isfinite(joined)]
-
-
-def has_data(panel: Panel) -> bool:
-    """Return whether there is anything finite to see."""
-    heat = [m for m in panel.marks if isinstance(m, Heat)]
-    return bool(heights(panel).size) or any(np.isfinite(m.values).any() for m in heat)
 
 
 def set_scale(panel: Panel, axes: Axes, values: Array) -> None:
@@ -57,28 +45,13 @@ def set_limits(panel: Panel, axes: Axes, values: Array, pen: Pen) -> None:
         words = [m.value for m in panel.marks if isinstance(m, Reference) and m.axis == "y"]
         bars = any(isinstance(m, Bars) for m in panel.marks)
         named = any(isinstance(m, Reference) and m.axis == "x" for m in panel.marks)
-        axes.set_ylim(_limits(np.append(values, words), axes.get_yscale(), bars, named))
+        axes.set_ylim(limits(np.append(values, words), axes.get_yscale(), bars, named))
     if panel.x_range is not None:
         axes.set_xlim(panel.x_range)
     if panel.over_steps:
         steps = step_range(panel)
         if steps is not None:
             set_steps(axes, *steps, pen)
-
-
-def step_range(panel: Panel) -> tuple[float, float, float] | None:
-    """Return the first, the first positive, and the last step of a panel; `None` without steps."""
-    found: list[Array] = []
-    for mark in panel.marks:
-        if isinstance(mark, Line | Points | Band | Heat):
-            found.append(np.asarray(mark.x, float))
-        if isinstance(mark, Heat):
-            found.append(cell_edges(np.asarray(mark.x, float)))
-    steps = np.concatenate([np.zeros(0), *found])
-    if not steps.size:
-        return None
-    whole = steps[(steps >= 1) & (steps == np.round(steps))]
-    return float(steps.min()), float(whole.min(initial=max(steps.max(), 1.0))), float(steps.max())
 
 
 def set_steps(axes: Axes, low: float, first: float, high: float, pen: Pen) -> None:
@@ -102,28 +75,15 @@ def set_steps(axes: Axes, low: float, first: float, high: float, pen: Pen) -> No
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def _limits(values: Array, scale: str, bars: bool, named: bool) -> tuple[float, float]:
-    """Return the y limits: all values, some air, and room for words above bars."""
-    if scale == "log":
-        low, high = np.log10(values[values > 0].min()), np.log10(values.max())
-        if bars:
-            return 0.5, float(10 ** (high + 0.08 * (high - np.log10(0.5))))
-        air = max(0.06 * (high - low), 0.05)
-        return float(10 ** (low - air)), float(10 ** (high + air))
-    low, high = float(values.min()), float(values.max())
-    if bars:
-        return 0.0, (high or 1.0) * (1.35 if named else 1.06)
-    air = 0.07 * (high - low) or 0.1 * abs(high) or 0.5
-    return (low * 1.6 if scale == "symlog" and low < 0 else low - air), (
-        high * 1.6 if scale == "symlog" and high > 0 else high + air
-    )
-
-
 def set_ticks(panel: Panel, axes: Axes, pen: Pen) -> None:
     """Set few, round ticks."""
     across = int(np.clip(pen.width / (pen.letters * 4.2), 2, 8))
     up = int(np.clip(pen.height / (pen.letters * 2.6), 2, 7))
-    if not panel.over_steps:
+    if panel.equal:
+        _equal_limits(panel, axes, pen)
+    if panel.x_names:
+        _name_places(panel.x_names, axes, pen)
+    elif not panel.over_steps:
         counted = [np.asarray(m.x, float) for m in panel.marks if isinstance(m, Line)]
         whole = bool(counted) and all((x == np.round(x)).all() for x in counted)
         steps = [1, 2, 5, 10] if whole else [1, 2, 2.5, 5, 10]
@@ -132,9 +92,18 @@ def set_ticks(panel: Panel, axes: Axes, pen: Pen) -> None:
         axes.xaxis.set_minor_locator(NullLocator())
     if any(isinstance(m, Heat) and m.names for m in panel.marks):
         return
+    if panel.y_range is None and not has_data(panel):
+        axes.set_yticks([])  # numbers beside nothing would be made up
+        return
+    surrounded = next((m for m in panel.marks if isinstance(m, Heat) and m.edges is not None), None)
+    if surrounded is not None and panel.y_range is not None:
+        _ticks_along(surrounded, axes, max(2, across * 2 // 3), max(2, up * 2 // 3))
+        return
     scale, limits = axes.get_yscale(), axes.get_ylim()
-    if scale == "log" and np.log10(limits[1] / limits[0]) > 0.6:
-        axes.yaxis.set_major_locator(FixedLocator(_log_ticks(*limits, up)))
+    if scale == "log":
+        ticks = round_ticks(*limits, up, logarithmic=True)
+        seen = apart(ticks, LogNorm(*limits), 1.5 * pen.letters / pen.height)
+        axes.yaxis.set_major_locator(FixedLocator(seen or ticks))
     elif scale == "symlog":
         size = np.log10(np.max(np.abs(limits)))
         decades = np.arange(np.ceil(size) - 1, _smallest(axes), -max(1, np.ceil(2 * size / up)))
@@ -146,13 +115,42 @@ def set_ticks(panel: Panel, axes: Axes, pen: Pen) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-def _log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Return round numbers from `low` to `high`: 1, 2, 5, 10, ..., or decades, at most so many."""
-    first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
-    options = [[m * 10.0**d for d in range(first, last + 1) for m in (1, 2, 5)]]
-    options += [[10.0**d for d in range(first, last + 1)[::-every][::-1]] for every in range(1, 9)]
-    options = [[v for v in option if low <= v <= high] for option in options]
-    return next((option for option in options if len(option) <= most), options[-1][:most])
+def _equal_limits(panel: Panel, axes: Axes, pen: Pen) -> None:
+    """Widen one of the ranges until one unit is equally long on both axes."""
+    ranges, sizes = (axes.get_xlim(), axes.get_ylim()), (pen.width, pen.height)
+    if panel.x_range is not None and panel.y_range is not None:  # as they were before they grew
+        ranges = panel.x_range, panel.y_range
+    unit = max((high - low) / size for (low, high), size in zip(ranges, sizes, strict=True))
+    (left, right), (bottom, top) = (
+        ((low + high - unit * size) / 2, (low + high + unit * size) / 2)
+        for (low, high), size in zip(ranges, sizes, strict=True)
+    )
+    axes.set(xlim=(left, right), ylim=(bottom, top))
+    axes.set_aspect("equal", adjustable="box")  # also when a layout gives it another shape later
+
+
+def _ticks_along(heat: Heat, axes: Axes, across: int, up: int) -> None:
+    """Set ticks along a heat map only, as marginals beside it are on a scale of their own."""
+    assert heat.edges is not None
+    columns = cell_edges(np.asarray(heat.x, float))
+    for axis, ends, most in ((axes.xaxis, columns, across), (axes.yaxis, heat.edges, up)):
+        axis.set_major_locator(FixedLocator(round_ticks(float(ends[0]), float(ends[-1]), most)))
+        axis.set_major_formatter(FuncFormatter(tick_text))
+        axis.set_minor_locator(NullLocator())
+
+
+def _name_places(names: tuple[str, ...], axes: Axes, pen: Pen) -> None:
+    """Write names below the places 1, 2, ..., upright where they would touch, as many as have room."""
+    apart = pen.width / len(names)
+    widest = max(width_of(name, pen.letters) for name in names)
+    upright = widest + 0.5 * pen.letters > apart
+    every = max(1, int(np.ceil(1.35 * pen.letters / apart))) if upright else 1
+    shown = range(0, len(names), every)
+    room = min(5.5 * pen.letters, 0.4 * pen.height) if upright else apart
+    labels = shorten_all([names[i] for i in shown], room, pen.letters)
+    places = [i + 1.0 for i in shown]
+    axes.set_xticks(places, labels, rotation=90 if upright else 0, parse_math=False)
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _smallest(axes: Axes) -> float:

@@ -31,6 +31,9 @@ class Theme:
     """Colours of a heat map from small to large, monotone in lightness."""
     diverging: tuple[str, ...]
     missing: str
+    """Colour of a cell of a heat map without a number."""
+    infinite: str
+    """Colour of a cell with an infinity, which stands out from both maps of colours."""
     font: str = "sans-serif"
     rc: dict[Any, Any] = field(
         default_factory=lambda: {
@@ -84,6 +87,7 @@ LIGHT = Theme(
     sequence=("#f4f7fb", "#cfe3f3", "#8cc3e8", "#3f97d0", "#0068a8", "#06406e", "#081c36"),
     diverging=("#8a3a00", "#d55e00", "#f2b48a", "#f7f7f7", "#8cc3e8", "#0072b2", "#06406e"),
     missing="#dcdcdc",
+    infinite="#e0218a",
 )
 
 DARK = Theme(
@@ -113,6 +117,7 @@ DARK = Theme(
     sequence=("#17202c", "#123a5c", "#0f5d94", "#2a8acb", "#6bbcf0", "#b6e0fb", "#fbfdff"),
     diverging=("#ffc79e", "#ff8a3d", "#8a4a20", "#1d2632", "#1f5f8f", "#4aa8e8", "#b6e0fb"),
     missing="#3a3f47",
+    infinite="#ff4fb0",
 )
 
 THEMES: dict[str, Theme] = {"light": LIGHT, "dark": DARK}

@@ -76,6 +76,15 @@ def test_a_run_that_was_not_closed(process: dict[str, object], age: float, statu
     assert summary.status == status
 
 
+def test_an_empty_helper_file_is_no_sign_of_life() -> None:
+    now, then = (int((time.time() - age) * 1e9) for age in (0.0, 3600.0))
+    elsewhere = {"pid": 1, "host": "elsewhere"}
+    for size, status in ((0, "stopped"), (32, "live")):
+        one = opened.Summary("a.db", (1, 1, then, 2, size, now), False, elsewhere, 1, 0, 0.0, "")
+        assert one.status == status
+        assert one.updated == pytest.approx((then if size == 0 else now) / 1e9)
+
+
 def test_a_damaged_file_is_listed_and_takes_nothing_with_it(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "bad.db").write_bytes((folder / "first.db").read_bytes()[:5000])
     write_run(tmp_path / "good.db", steps=3)
@@ -196,7 +205,8 @@ def test_several_runs_lie_over_each_other(shelf: Shelf) -> None:
 
 def test_runs_of_one_name_are_told_apart() -> None:
     labels = view.labels_of(("a/run.db", "b/run.db", "other.db"))
-    assert labels == {"a/run.db": "a/run.db", "b/run.db": "b/run.db", "other.db": "other"}
+    assert labels == {"a/run.db": "a/run", "b/run.db": "b/run", "other.db": "other"}
+    assert set(view.labels_of(("run.db", "run.json")).values()) == {"run.db", "run.json"}
 
 
 def test_a_picture_that_fails_takes_no_other_with_it(shelf: Shelf, monkeypatch) -> None:
@@ -269,6 +279,14 @@ def test_settings(shelf: Shelf) -> None:
     assert [one["name"] for one in found["parameters"]] == PARAMETERS
     assert {"name": "GradNorm", "series": len(PARAMETERS)} in found["quantities"]
     assert str(shelf.library.folder) not in json.dumps(found)
+
+
+def test_settings_are_shown_as_people_read_them(tmp_path: Path) -> None:
+    schedule = "Alpha(track_schedule=_Linear(interval=3, offset=0), verbose=False)"
+    stored = {"quantities": {"Alpha": schedule}, "memory_budget": 2**26, "gaps": {}, "seed": 0}
+    RunWriter(tmp_path / "a.db", settings=stored).close()
+    found = about.settings(Shelf(Library(tmp_path)), "a.db")["settings"]
+    assert found == {"quantities": {"Alpha": "every 3 steps"}, "memory_budget": "64 MiB", "seed": 0}
 
 
 def test_data_as_csv(shelf: Shelf) -> None:

@@ -19,6 +19,7 @@ NAMES = ("fc1.weight", "fc1.bias")
 
 def write(folder: Path, *steps: list[Row]) -> Run:
     parameters = [ParameterInfo(name, (2,), "float32") for name in NAMES]
+    folder.mkdir(exist_ok=True)
     writer = RunWriter(folder / "run.db", parameters=parameters)
     for step, rows in enumerate(steps):
         writer.record(step, rows)
@@ -104,6 +105,33 @@ def test_noise_scale_is_a_ratio_of_averages_with_gaps(tmp_path: Path) -> None:
     assert np.isnan(smooth.y[-1])
 
 
+def test_the_batch_size_in_use_stands_beside_the_suggested_one(tmp_path: Path) -> None:
+    noise = keyed("GradientNoiseScale", noise_scale=8.0, trace=8.0, squared_norm=1.0)
+    steps = [[Row("CABS", 2.0), *noise] for _ in range(3)]
+    steps[1].append(Row("batch_size", 64))
+    run = write(tmp_path, *steps)
+    for title in ("Batch size by CABS", "Noise scale"):
+        (used,) = (line for line in of_kind(shown(run, title), Line) if line.style == "dashed")
+        assert used.label == "in use"
+        np.testing.assert_array_equal((used.x, used.y), ([0, 1, 2], [64, 64, 64]))
+    without = write(tmp_path / "without", [Row("CABS", 2.0)])
+    assert [line.style for line in of_kind(shown(without, "Batch size by CABS"), Line)] == ["solid"]
+
+
+@pytest.mark.parametrize("rate", [0.0, np.inf, np.nan])
+def test_a_learning_rate_that_is_none_bounds_nothing(tmp_path: Path, rate: float) -> None:
+    run = write(tmp_path, [Row("HessMaxEV", 3.0), Row("learning_rate", rate)])
+    assert [line.label for line in of_kind(shown(run, "Sharpness"), Line)] == ["largest eigenvalue"]
+    usual = keyed("CriticalSharpness", bound=20.0)
+    off = keyed("CriticalSharpness", bound=0.0)
+    sharp = [Row("CriticalSharpness", 3.0)]
+    run = write(tmp_path / "critical", [*sharp, *usual], [*sharp, *off])
+    (bound,) = (
+        line for line in of_kind(shown(run, "Critical sharpness"), Line) if line.label == "2/η"
+    )
+    np.testing.assert_array_equal(bound.y, [20.0, np.nan])
+
+
 @pytest.mark.parametrize("rate", [True, False])
 def test_sharpness_has_a_bound_where_the_learning_rate_is_logged(
     tmp_path: Path, rate: bool
@@ -137,7 +165,7 @@ def test_outliers_have_their_threshold_and_infinite_scores(tmp_path: Path) -> No
     (others,) = of_kind(panel, Points)
     np.testing.assert_array_equal(others.x, [0, 0, 1, 1, 2, 2])
     assert np.isinf(of_kind(panel, Line)[-1].y).all()
-    assert panel.headline == "100 % of batches"
+    assert panel.headline == "100 % with an outlier"
 
 
 def test_updates_have_median_range_and_rule_of_thumb(tmp_path: Path) -> None:
@@ -147,14 +175,16 @@ def test_updates_have_median_range_and_rule_of_thumb(tmp_path: Path) -> None:
     assert [r.value for r in of_kind(panel, Reference)] == [1e-3]
 
 
-def test_shares_are_coloured_from_0_to_1(tmp_path: Path) -> None:
+def test_shares_are_coloured_from_none_to_all(tmp_path: Path) -> None:
     run = write(
         tmp_path, [*named("LostUpdates", 0.0, 0.2), Row("ActivationStats", 0.1, "dormant", "a")]
     )
-    for title in ("Lost updates", "Dormant units"):
+    for title, everything in (("Lost updates", 100.0), ("Dormant units", 1.0)):
         (heat,) = of_kind(shown(run, title), Heat)
-        assert heat.limits == (0.0, 1.0)
-    assert shown(run, "Lost updates").headline == "at most 20 %"
+        assert heat.limits == (0.0, everything)
+    lost = shown(run, "Lost updates")
+    assert lost.headline == "~20 %"
+    np.testing.assert_allclose(of_kind(lost, Heat)[0].values, [[0.0], [20.0]])
 
 
 def test_only_modules_with_zeros_are_listed(tmp_path: Path) -> None:
@@ -239,7 +269,30 @@ def test_joint_histograms_of_any_number_of_layers(tmp_path: Path, layers: int) -
 
 def test_nothing_but_finite_values_is_said_so(tmp_path: Path) -> None:
     fine = keyed("NonFinite", modules=0, gradients=0, samples=0)
-    assert shown(write(tmp_path, fine), "NaN and infinities").headline == "all finite"
+    panel = shown(write(tmp_path, fine), "NaN and infinities")
+    assert panel.headline == "all finite"
+    assert [line.label for line in of_kind(panel, Line)] == ["modules"], "one line of zeros will do"
+
+
+def test_only_what_was_hit_has_a_curve(tmp_path: Path) -> None:
+    rows = keyed("NonFinite", modules=0, gradients=3, samples=1)
+    panel = shown(write(tmp_path, rows), "NaN and infinities")
+    assert [line.label for line in of_kind(panel, Line)] == ["gradients", "samples"]
+
+
+def test_modules_are_named_over_depth(tmp_path: Path) -> None:
+    rows = [
+        Row("ActivationStats", v, key, module)
+        for module, v in (("conv1", 1.0), ("fc", 2.0))
+        for key in ("std", "mean")
+    ]
+    panel = shown(write(tmp_path, rows, rows), "Activations over depth")
+    assert panel.x_names == ("conv1", "fc")
+    assert [line.label for line in of_kind(panel, Line)] == [
+        "|mean|, step 1",
+        "std, step 0",
+        "std, step 1",
+    ]
 
 
 def test_the_first_value_that_is_not_finite_is_located(tmp_path: Path) -> None:

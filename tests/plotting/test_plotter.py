@@ -25,7 +25,7 @@ from cockpit.log import ParameterInfo, Row, RunWriter
 from cockpit.plotter import CockpitPlotter
 from cockpit.plotting import draw, draw_figure
 from cockpit.plotting.layout import arrange
-from cockpit.plotting.letters import shorten, shorten_all, tick_text, width_of, wrap
+from cockpit.plotting.letters import shorten, shorten_all, tick_text, tick_texts, width_of, wrap
 from cockpit.plotting.theme import THEMES, theme_of
 from cockpit.run import Run, open_run
 
@@ -83,10 +83,15 @@ def test_draw_writes_title_labels_unit_and_how_to_read(axes: mpl.axes.Axes) -> N
     shown = panel(
         Line(X, X, "one"), Line(X, X + 1, "two"), y_label="time", unit="s", headline="7 s"
     )
-    assert draw(shown, axes) is axes
+    assert draw(shown, axes, how_to_read=True) is axes
     assert axes.get_title("left") == "Title"
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "time [s]")
     assert {"Read it like this.", "7 s", "one", "two"} <= set(texts(axes.figure))
+
+
+def test_draw_leaves_how_to_read_to_whoever_owns_the_axes(axes: mpl.axes.Axes) -> None:
+    draw(panel(Line(X, X)), axes)
+    assert "Read it like this." not in texts(axes.figure)
 
 
 def test_draw_draws_every_kind_of_mark(axes: mpl.axes.Axes) -> None:
@@ -136,6 +141,8 @@ def test_infinities_and_what_lies_beyond_are_marked_at_the_edges(axes: mpl.axes.
 def test_nothing_finite_is_said_so(axes: mpl.axes.Axes, mark: object) -> None:
     draw(panel(mark), axes)
     assert "no finite values" in texts(axes.figure)
+    assert axes.child_axes == [], "colours of nothing need no scale"
+    assert isinstance(mark, Heat) or len(axes.get_yticks()) == 0, "numbers would be made up"
 
 
 def test_heat_map_names_rows_from_top_to_bottom(axes: mpl.axes.Axes) -> None:
@@ -152,8 +159,87 @@ def test_heat_map_on_edges_and_with_both_signs(axes: mpl.axes.Axes) -> None:
     values = np.array([[-1.0, 2.0, np.inf], [0.0, np.nan, 1.0]])
     draw(panel(Heat(X[:3], values, "value", edges=np.array([-1.0, 0.0, 5.0]))), axes)
     assert axes.get_ylim() == (-1, 5)
-    (mesh,) = (c for c in axes.collections if isinstance(c, QuadMesh))
+    mesh, infinities = (c for c in axes.collections if isinstance(c, QuadMesh))
+    assert np.ma.getmaskarray(infinities.get_array()).tolist() == [
+        [True, True, False],
+        [True, True, True],
+    ]
+    assert to_hex(infinities.get_cmap()(0.5)) == THEMES["light"].infinite
+    assert np.ma.getmaskarray(mesh.get_array()).sum() == 2, "neither NaN nor infinity has a number"
+    assert "∞" in texts(axes.figure)
     assert (mesh.norm.vmin, mesh.norm.vmax) == (-2, 2)
+
+
+@pytest.mark.parametrize("scale", ["linear", "log"])
+@pytest.mark.parametrize("ends", [(1.0, 1.2), (1.0, 3.0), (3.0, 90.0), (1e-7, 1e3), (70.0, 2e4)])
+def test_colours_have_a_scale_of_numbers_written_alike(
+    axes: mpl.axes.Axes, scale: str, ends: tuple[float, float]
+) -> None:
+    draw(panel(Heat(X, np.linspace(*ends, 10)[None], "value", names=("a",), scale=scale)), axes)
+    (bar,) = axes.child_axes
+    low, high = bar.get_ylim()
+    seen = [
+        label.get_text()
+        for label, tick in zip(bar.get_yticklabels(), bar.get_yticks(), strict=True)
+        if low <= tick <= high
+    ]
+    assert len(seen) >= 2
+    assert len(set(seen)) == len(seen)
+    assert len({"10" in text and text[-1] in "⁰¹²³⁴⁵⁶⁷⁸⁹" for text in seen if text != "0"}) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "texts_"),
+    [
+        ([0.01, 0.1, 1.0], ["0.01", "0.1", "1"]),
+        ([1e-5, 0.01, 10.0], ["10⁻⁵", "10⁻²", "10¹"]),
+        ([500.0, 2000.0, 1e4], ["500", "2k", "10k"]),
+        ([0.0, -2e-4], ["0", "−2·10⁻⁴"]),
+    ],
+)
+def test_numbers_of_one_scale_are_written_alike(values: list[float], texts_: list[str]) -> None:
+    assert tick_texts(values) == texts_
+
+
+def test_a_circle_is_round_where_units_are_equal() -> None:
+    shown = panel(
+        Line(X, X), x_label="x", x_range=(-1.0, 2.0), y_range=(-1.0, 1.0), equal=True, y_label="y"
+    )
+    own = Figure(figsize=(9, 3), layout="constrained")
+    draw(shown, own.subplots(1, 3)[1])
+    for figure, at in ((own, 1), (draw_figure([shown], Figure(figsize=(5, 4))), 0)):
+        FigureCanvasAgg(figure).draw()
+        axes = figure.axes[at]
+        origin, right, up = axes.transData.transform([(0, 0), (1, 0), (0, 1)])
+        assert right[0] - origin[0] == pytest.approx(up[1] - origin[1], rel=1e-3)
+        (left, end), (low, high) = axes.get_xlim(), axes.get_ylim()
+        assert left <= -1
+        assert end >= 2
+        assert low <= -1
+        assert high >= 1
+
+
+def test_ticks_end_where_marginals_begin(axes: mpl.axes.Axes) -> None:
+    heat = Heat(X[:4] + 0.5, np.ones((3, 4)), "count", edges=np.linspace(-1, 1, 4))
+    draw(
+        panel(heat, Line(X + 4.5, 0 * X), x_label="x", x_range=(0.0, 9.0), y_range=(-1.0, 3.0)),
+        axes,
+    )
+    assert max(axes.get_xticks()) == 4
+    assert max(axes.get_yticks()) == 1
+
+
+def test_places_may_have_names(axes: mpl.axes.Axes) -> None:
+    names = tuple(f"module{i}" for i in range(40))
+    for count in (2, 40):
+        axes.clear()
+        places = np.arange(1.0, count + 1)
+        many = {"x_label": "module", "x_range": (0.5, count + 0.5), "x_names": names[:count]}
+        draw(panel(Line(places, places), **many), axes)
+        labels = axes.get_xticklabels()
+        assert labels[0].get_text() == "module0"
+        assert [label.get_rotation() for label in labels[:1]] == [0 if count == 2 else 90]
+        assert len(labels) <= 40
 
 
 def test_style_is_checked() -> None:
@@ -220,8 +306,12 @@ def test_names_lose_first_what_they_share() -> None:
 def test_names_can_still_be_told_apart_when_they_are_short() -> None:
     names = ["encoder.norm1.weight", "encoder.linear2.weight", "blocks.0.proj.weight", "head"]
     short = shorten_all(names, 80, 8)
-    assert short == ["e.norm1.weight", "e.linear2.weight", "b.0.proj.weight", "head"]
+    assert [name[-6:] for name in short[:3]] == ["weight"] * 3
+    assert len(set(short)) == 4, "cut in the middle, the first two would be the same"
+    assert shorten_all([names[0], names[2]], 80, 8) == ["encoder.….weight", "blocks.0….weight"]
     assert all(width_of(name, 8) <= 80 for name in short)
+    layers = [f"blocks.{i}.attention.projection.weight" for i in range(4)] + ["head"]
+    assert len(set(shorten_all(layers, 80, 8))) == 5  # cut in the middle they would be the same
     assert all(width_of(name, 8) <= 40 for name in shorten_all(names, 40, 8))
 
 

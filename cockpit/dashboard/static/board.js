@@ -4,10 +4,12 @@ import { api } from "./api.js";
 import { $, h, show, tip } from "./dom.js";
 import { isShown, layerOf, setLayers, setQuantities } from "./filters.js";
 import { draw, forget } from "./picture.js";
-import { change, GROUPS, state } from "./state.js";
+import { change, GROUPS, record, state } from "./state.js";
 
 const BATCH = 24;
 const FAILED = "NOT DRAWN";
+const NARROWEST = 21; // rem: a card of the style sheet
+const PADDING = 1.7; // rem: what of its width is not picture
 const sections = new Map(); // group -> { element, grid }
 const cards = new Map(); // id of a picture -> card
 let instruments = []; // names, in their order
@@ -103,7 +105,7 @@ export function emptyBoard() {
   coarse = new Set();
   rows = new Set();
   setLayers([]);
-  describeNothing();
+  applyFilters(); // the headings go, too
 }
 
 /** What is shown has changed: fetch what is in sight again, and the rest when it comes into sight. */
@@ -150,10 +152,17 @@ function describeNothing() {
     : instruments.length
       ? "Drawing …"
       : state.chosen.length
-        ? "Nothing has been recorded yet. Pictures appear with the first tracked step."
+        ? nothingRecorded()
         : "Choose a run.";
   $("nothing").textContent = text;
   show($("nothing"), !visible);
+}
+
+/** A run that is not written any more will not get what it has not recorded. */
+function nothingRecorded() {
+  return state.chosen.some((name) => record(name)?.status === "live")
+    ? "Nothing has been recorded yet. Pictures appear with the first tracked step."
+    : "Nothing was recorded.";
 }
 
 /** An instrument is wanted when one of its pictures is in sight, or when it has none yet. */
@@ -192,6 +201,7 @@ async function fetchPictures(names) {
     instruments: names,
     window: state.window,
     width: plotWidth(),
+    density: Math.min(devicePixelRatio, 2),
     style: state.theme,
     layers: state.layers === null ? null : [...state.layers],
     known,
@@ -213,11 +223,13 @@ async function fetchPictures(names) {
   applyFilters();
 }
 
+/** Width of a picture in pixels, also before there is one: the grid has as many columns as fit. */
 function plotWidth() {
-  const grid = [...sections.values()].map(({ grid }) => grid).find((one) => one.clientWidth);
-  const columns = grid ? getComputedStyle(grid).gridTemplateColumns.split(" ").length : 1;
-  const width = grid ? grid.clientWidth / columns : $("board").clientWidth / 3;
-  return Math.round(Math.min(4000, Math.max(200, width * Math.min(devicePixelRatio, 2))));
+  const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
+  const all = $("board").clientWidth;
+  const columns = Math.max(1, Math.floor((all + rem) / (NARROWEST * rem + rem)));
+  const card = (all - (columns - 1) * rem) / columns;
+  return Math.round(Math.min(4000, Math.max(200, card - PADDING * rem)));
 }
 
 /** Takes over what the server says of one instrument. */
@@ -243,10 +255,16 @@ function take(entry, own) {
     card.generation = own;
     if (card.picture.group !== picture.group) place(card, picture.group);
     card.picture = picture;
+    card.element.classList.toggle("starts-row", picture === pictures[0] && areHeatMaps(pictures));
     card.painted = false;
     describe(card);
     if (card.near) paint(card);
   }
+}
+
+/** Heat maps of several runs stand side by side, as they cannot lie over each other. */
+function areHeatMaps(pictures) {
+  return pictures.length > 1 && Boolean(pictures[0].figure?.data.some((trace) => trace.type === "heatmap"));
 }
 
 function failed(entry) {

@@ -11,6 +11,7 @@ const CONFIG = {
   showTips: false,
 };
 
+const MANY_TICKS = 12;
 const MARK = { light: "#d55e00", dark: "#ff8a3d" };
 const BEHIND = { light: "rgba(255,255,255,0.8)", dark: "rgba(21,28,38,0.8)" };
 
@@ -30,9 +31,9 @@ export async function draw(element, picture, { large = false, marks = [], zoomed
   own.shapes = [...layout.shapes];
   own.annotations = [...layout.annotations];
   if (large) {
-    own.xaxis.nticks = 12;
-    own.yaxis.nticks = 12;
-    if (own.yaxis.type === "log") delete own.yaxis.dtick;
+    const [from, to] = own.xaxis.range ?? [0, Infinity];
+    if (!picture.over_steps || to - from > MANY_TICKS) finer(own.xaxis);
+    finer(own.yaxis);
   }
   if (picture.over_steps) {
     own.yaxis.fixedrange = true; // dragging chooses steps; the server fits the height to them
@@ -50,10 +51,26 @@ export async function draw(element, picture, { large = false, marks = [], zoomed
     });
     element.on("plotly_doubleclick", () => {
       if (element.picture.over_steps) reset();
-      else window.Plotly.relayout(element, { "xaxis.autorange": true, "yaxis.autorange": true });
+      else window.Plotly.relayout(element, asItWas(element.picture.figure.layout));
     });
   }
   element.picture = picture;
+}
+
+/** There is room for more ticks than the server chose; those of an axis without a type only it can name. */
+function finer(axis) {
+  axis.nticks = MANY_TICKS;
+  if (!axis.type) return;
+  for (const part of ["tickmode", "tickvals", "ticktext"]) delete axis[part];
+}
+
+function asItWas(layout) {
+  const change = {};
+  for (const name of ["xaxis", "yaxis"]) {
+    if (layout[name].range) change[`${name}.range`] = [...layout[name].range];
+    else change[`${name}.autorange`] = true;
+  }
+  return change;
 }
 
 /** Marks a step, in a picture over steps. */

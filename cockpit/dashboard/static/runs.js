@@ -136,7 +136,11 @@ export function drawHeading() {
   }
   const facts = [
     run.model,
-    run.steps ? `${count(run.steps, "tracked step")}, up to step ${run.last.toLocaleString("en")}` : "no steps yet",
+    run.steps
+      ? `${count(run.steps, "tracked step")}, up to step ${run.last.toLocaleString("en")}`
+      : run.status === "live"
+        ? "no steps yet"
+        : "no steps",
     `changed ${age(run.updated)} ago`,
   ];
   $("subtitle").replaceChildren(
