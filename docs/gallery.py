@@ -46,7 +46,8 @@ INTRODUCTION = """\
 
 Every picture of the cockpit with its name, the quantities that it needs, and how to read it. They are
 from two real trainings on Fashion-MNIST: a small CNN with SGD and momentum, and a small transformer with
-AdamW, {steps} steps each. `make gallery` draws them anew.
+AdamW, {steps} steps each. `make gallery` draws them anew. A number with `~` beside a title is the median
+of the last tenth of the steps, of ten at least, as in `cockpit show`.
 
 `run.plot("alpha")` draws one of them by its name, `run.plot()` all that a run has data for:
 

@@ -175,7 +175,7 @@ def picture(results: Sequence[Result], path: Path) -> None:
     places = figure.subplots(3, gridspec_kw={"height_ratios": (3, 2, 2)})
     figure.subplots_adjust(left=0.08, right=0.87, top=0.9, bottom=0.06, hspace=0.7)
     for panel, axes in zip(panels(results), places, strict=True):
-        draw(panel, axes)
+        draw(panel, axes, how_to_read=True)
     figure.savefig(path, dpi=100)
 
 

@@ -225,7 +225,7 @@ def _color_bar(mesh: object, label: str, axes: Axes, place: Axes, pen: Pen) -> N
     low, high = bar.norm.vmin or 0.0, bar.norm.vmax or 0.0
     most = max(2, int(pen.height / (pen.letters * 3.5)))
     ticks = round_ticks(low, high, most, isinstance(bar.norm, LogNorm))
-    ticks = apart(ticks, bar.norm, 2.2 * pen.letters / pen.height) or [low, high]
+    ticks = apart(ticks, bar.norm, 3.2 * pen.letters / pen.height) or [low, high]
     bar.set_ticks(ticks, labels=tick_texts(ticks))
     bar.ax.minorticks_off()
     _small_ticks(bar.ax, pen)

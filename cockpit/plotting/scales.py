@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.ticker import (
     FixedLocator,
     FuncFormatter,
@@ -97,12 +97,12 @@ def set_ticks(panel: Panel, axes: Axes, pen: Pen) -> None:
         return
     surrounded = next((m for m in panel.marks if isinstance(m, Heat) and m.edges is not None), None)
     if surrounded is not None and panel.y_range is not None:
-        _ticks_along(surrounded, axes, max(2, across * 2 // 3), max(2, up * 2 // 3))
+        _ticks_along(surrounded, axes, pen, max(2, across * 2 // 3), max(2, up * 2 // 3))
         return
     scale, limits = axes.get_yscale(), axes.get_ylim()
     if scale == "log":
         ticks = round_ticks(*limits, up, logarithmic=True)
-        seen = apart(ticks, LogNorm(*limits), 1.5 * pen.letters / pen.height)
+        seen = apart(ticks, LogNorm(*limits), 1.9 * pen.letters / pen.height)
         axes.yaxis.set_major_locator(FixedLocator(seen or ticks))
     elif scale == "symlog":
         size = np.log10(np.max(np.abs(limits)))
@@ -129,12 +129,17 @@ def _equal_limits(panel: Panel, axes: Axes, pen: Pen) -> None:
     axes.set_aspect("equal", adjustable="box")  # also when a layout gives it another shape later
 
 
-def _ticks_along(heat: Heat, axes: Axes, across: int, up: int) -> None:
+def _ticks_along(heat: Heat, axes: Axes, pen: Pen, across: int, up: int) -> None:
     """Set ticks along a heat map only, as marginals beside it are on a scale of their own."""
     assert heat.edges is not None
     columns = cell_edges(np.asarray(heat.x, float))
-    for axis, ends, most in ((axes.xaxis, columns, across), (axes.yaxis, heat.edges, up)):
-        axis.set_major_locator(FixedLocator(round_ticks(float(ends[0]), float(ends[-1]), most)))
+    gaps = 3.2 * pen.letters / pen.width, 1.5 * pen.letters / pen.height
+    for axis, ends, most, gap in zip(
+        (axes.xaxis, axes.yaxis), (columns, heat.edges), (across, up), gaps, strict=True
+    ):
+        ticks = round_ticks(float(ends[0]), float(ends[-1]), most)
+        seen = apart(ticks, Normalize(*axis.get_view_interval()), gap)
+        axis.set_major_locator(FixedLocator(seen or ticks))
         axis.set_major_formatter(FuncFormatter(tick_text))
         axis.set_minor_locator(NullLocator())
 
