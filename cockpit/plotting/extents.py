@@ -73,9 +73,11 @@ def limits(values: Array, scale: str, bars: bool, named: bool) -> tuple[float, f
 def log_ticks(low: float, high: float, most: int) -> list[float]:
     """Return round numbers from `low` to `high`: 1, 2, 5, 10, ..., or decades, at most so many."""
     first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
-    options = [[m * 10.0**d for d in range(first, last + 1) for m in (1, 2, 5)]]
-    options += [[10.0**d for d in range(first, last + 1)[::-every][::-1]] for every in range(1, 9)]
-    options = [[v for v in option if low <= v <= high] for option in options]
+    decades = [v for d in range(first, last + 1) if low <= (v := 10.0**d) <= high]
+    options = [
+        [v for d in range(first, last + 1) for m in (1, 2, 5) if low <= (v := m * 10.0**d) <= high]
+    ]
+    options += [decades[::-every][::-1] for every in range(1, 9)]
     return next((option for option in options if len(option) <= most), options[-1][:most])
 
 
