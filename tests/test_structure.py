@@ -20,7 +20,17 @@ TRAINING = [
     {"quantities", "presets"},
     {"log"},
     {"doctor"},
-    {"budget", "rows", "reports", "arguments", "coverage", "forwarding", "pace", "recording", "cockpit"},
+    {
+        "budget",
+        "rows",
+        "reports",
+        "arguments",
+        "coverage",
+        "forwarding",
+        "pace",
+        "recording",
+        "cockpit",
+    },
     {"integrations", "profiling", "utils"},
 ]
 READING = [
@@ -102,7 +112,17 @@ def test_a_training_loads_neither_pandas_nor_matplotlib(statement: str) -> None:
 
 
 def test_what_reads_runs_does_not_load_torch() -> None:
-    parts = ("cli", "comparison", "doctor", "export", "plotter", "report", "run", "summary", "terminal")
+    parts = (
+        "cli",
+        "comparison",
+        "doctor",
+        "export",
+        "plotter",
+        "report",
+        "run",
+        "summary",
+        "terminal",
+    )
     modules = ", ".join(f"cockpit.{part}" for part in parts)
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
