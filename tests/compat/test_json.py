@@ -308,7 +308,7 @@ def test_huge_files_are_refused_before_they_are_read(
 def test_the_command_line_takes_it(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(path)]) == 0
     shown = capsys.readouterr().out
-    assert "not known, 2 parameters\n" in shown
+    assert "not known, 2 tensors\n" in shown
     assert "GradNorm" in shown
     assert main(["plot", str(path)]) == 0
     assert path.with_name("run.png").is_file()
