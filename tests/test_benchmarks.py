@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,10 +16,10 @@ from rich.console import Console
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks import __main__ as bench
-from benchmarks import costs, growth, overhead, readme, scale, subjects
+from benchmarks import costs, overhead, readme, scale, subjects
 from benchmarks.cases import CASES, ECONOMY, EXACT, IDLE, SELDOM, WITHOUT, exact_curvature
 from benchmarks.costs import PLAIN, Case, Group, Tracked
-from benchmarks.measuring import bytes_of, interleaved, live_tensors
+from benchmarks.measuring import bytes_of, interleaved
 from benchmarks.networks import Make, Training, dense, gpt2, mlp, resnet18, three_c_three_d, tiny
 from benchmarks.rows import HEAD, OPTIONAL, Row
 from benchmarks.tables import Aim, Section, Table
@@ -83,18 +84,34 @@ def test_what_has_no_memory_does_not_count() -> None:
     assert bytes_of([stands_in, torch.empty(1000, device="meta")]) == 0
 
 
+def alone(code: str) -> str:
+    """Run code in a process of its own, where no other test's tensors come and go."""
+    root = Path(__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
 def test_growth_is_seen() -> None:
-    kept: list[torch.Tensor] = []
-    before = live_tensors()
-    tensors, _ = growth.growth(lambda: kept.append(torch.zeros(256)), steps=10, warmup=5)
-    assert tensors == 10 * 1024
-    assert live_tensors() - before == 15 * 1024
+    code = """
+import torch
+from benchmarks.measuring import growth, live_tensors
+kept = []
+before = live_tensors()
+tensors, _ = growth(lambda: kept.append(torch.zeros(256)), steps=10, warmup=5)
+print(tensors, live_tensors() - before)
+"""
+    assert alone(code).split() == [str(10 * 1024), str(15 * 1024)]
 
 
 def test_a_training_does_not_grow() -> None:
-    section = growth.measured(True, nothing)
-    assert section.data["tensors"] == 0
-    assert [aim.met for aim in section.aims] == [True]
+    code = """
+from benchmarks import growth
+section = growth.measured(True, lambda: None)
+print(section.data["tensors"], [aim.met for aim in section.aims])
+"""
+    assert alone(code) == "0 [True]\n"
 
 
 # -- networks -------------------------------------------------------------------------------------
