@@ -22,7 +22,8 @@ def measured(quick: bool, tick: Callable[[], None]) -> Section:
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # fast for so small a network, whatever else the machine does
     training = Training(tiny, configuration("full"), SAMPLES)
-    tensors, process = growth(training, steps, warmup=WARMUP)
+    assert training.watch is not None
+    tensors, process = growth(training, steps, WARMUP, settle=training.watch.get_output)
     training.close()
     torch.set_num_threads(before)
     tick()

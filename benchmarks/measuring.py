@@ -70,11 +70,23 @@ def process_memory() -> int:
     return int(counts.read_text().split()[1]) * os.sysconf("SC_PAGESIZE") if counts.exists() else 0
 
 
-def growth(step: Callable[[], None], steps: int, warmup: int) -> tuple[int, int]:
-    """Return by how many bytes the live tensors, and the whole process, grow over some steps."""
+def growth(
+    step: Callable[[], None], steps: int, warmup: int, settle: Callable[[], object] = int
+) -> tuple[int, int]:
+    """Return by how many bytes the live tensors, and the whole process, grow over some steps.
+
+    Args:
+        step: Makes a step.
+        steps: How many of them.
+        warmup: How many before.
+        settle: Waits for other threads. Looking at all objects takes hold of theirs for a moment, and
+            what SQLite's thread let go of in that moment would be let go of in this one.
+    """
     for _ in range(warmup):
         step()
+    settle()
     tensors, process = live_tensors(), process_memory()
     for _ in range(steps):
         step()
+    settle()
     return live_tensors() - tensors, process_memory() - process
