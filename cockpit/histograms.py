@@ -89,9 +89,8 @@ def _line(
     low, high = limits
     width = (high - low) / count
     kind = torch.finfo(dtype)
-    if (
-        not kind.tiny / kind.eps < width < math.inf
-    ):  # numbers below `tiny` are rounded more coarsely
+    # Numbers below `tiny` are rounded more coarsely.
+    if not kind.tiny / kind.eps < width < math.inf:
         return None
     farthest = max(abs(low), abs(high))
     rounding = 4 * kind.eps * (farthest / width + count)
@@ -170,13 +169,13 @@ def counted(items: Sequence[Histogram | Drawn]) -> list[Histogram]:
     as hundred times as many values.
     """
     done: list[Any] = list(items)
-    alike: defaultdict[tuple[Bins, torch.device], list[int]] = defaultdict(list)
+    alike: defaultdict[Bins, dict[int, Drawn]] = defaultdict(dict)
     for place, item in enumerate(items):
         if isinstance(item, Drawn):
-            alike[item.bins, item.values.device].append(place)
-    for (bins, _), places in alike.items():
-        drawn = [item for item in items if isinstance(item, Drawn) and item.bins is bins]
-        for place, histogram in zip(places, _counted_together(drawn, bins), strict=True):
+            alike[item.bins][place] = item
+    for bins, drawn in alike.items():
+        histograms = _counted_together(list(drawn.values()), bins)
+        for place, histogram in zip(drawn, histograms, strict=True):
             done[place] = histogram
     return done
 

@@ -203,12 +203,13 @@ def _subtract(now: Tensor, before: Tensor) -> None:
 
 def _copied(parameter: Tensor, spare: Tensor | None) -> Tensor:
     """Copy a parameter, to where a tensor of its kind lies if there is one."""
-    kinds = [
-        None if t is None else (t.shape, t.dtype, t.device, t.stride()) for t in (parameter, spare)
-    ]
-    if spare is None or kinds[0] != kinds[1]:
+    if spare is None or _kind(spare) != _kind(parameter):
         return parameter.clone()
     return spare.copy_(parameter)
+
+
+def _kind(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def _calling(
