@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AbsMax",
     "Dense",
+    "Deviation",
     "Dot",
     "DotMean",
     "Gram",
@@ -126,6 +127,22 @@ class SquareNormOfMean(Transform):
         if gradients.samples == gradients.batch.size:
             return gradients.apply(DotMean()).mean()
         return gradients.apply(Mean()).square().sum()
+
+
+@dataclass(frozen=True)
+class Deviation(Transform):
+    """The mean of ‖g_i − g‖² and ‖g‖², `[2]`.
+
+    Args:
+        samples: How many samples the mean is estimated from, at most, where the norms of all take longer
+            than the gradient itself; None for all.
+    """
+
+    samples: int | None = None
+
+    def __call__(self, gradients: IndividualGradients) -> Tensor:
+        """Return both."""
+        return gradients.deviation(self.samples)
 
 
 @dataclass(frozen=True, eq=False)

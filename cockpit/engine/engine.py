@@ -367,7 +367,9 @@ class Engine:
         step.draw = running.draw
         self._distrust_entry(running)
         self._put_in_order(running)
+        step.previous_update = self._update
         self._observe(Moment.EXIT)
+        step.previous_update = None
         self._running = None
         self.pending.begin(step, plan)
         if plan.along_update or plan.of_update:
@@ -608,7 +610,8 @@ class Engine:
 
     def close(self) -> None:
         """Settle what can be settled, report the rest as not checked, and take all hooks off."""
-        if self._ranks is None:  # otherwise the other processes may have ended already
+        # The other processes may have ended already; and what no optimizer has done was no update.
+        if self._ranks is None and not self.updates.awaited:
             self.updates.settle()
         self.abort()
         self.pending.give_up("the run ended before the next step")

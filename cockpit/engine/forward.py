@@ -70,7 +70,9 @@ class ForwardWatch:
 
     def drop(self) -> None:
         """Forget what was seen, and look away from now on."""
-        self.expect((), "the step before it was not finished")
+        self._expected = "the step before it was not finished"
+        if self._needs:
+            self.expect((), self._expected)
 
     def _value(self, need: InForward) -> Any:
         if self._recorder is None:

@@ -18,7 +18,7 @@ from cockpit.engine.live import Pass
 from cockpit.engine.passes import Arrivals, Passes
 from cockpit.engine.reports import Reports
 from cockpit.engine.several import Scale, SeveralLosses
-from cockpit.engine.step import NotChecked, PerParameter
+from cockpit.engine.step import NO_SAMPLES, NotChecked, PerParameter
 from cockpit.engine.sums import Sums
 from cockpit.engine.trust import Trust
 from cockpit.gradients import (
@@ -91,6 +91,7 @@ class Gathered:
     arriving: dict[str, Tensor] = field(default_factory=dict)
     sums: Sums = field(default_factory=Sums)
     early: bool = False  # whether gradients reached a layer before they reached the loss
+    fresh: set[str] = field(default_factory=set)  # parameters whose gradient will be this pass's
 
     def discard(self) -> None:
         """Stop listening, and let go of what has arrived."""
@@ -281,6 +282,8 @@ class Gathering:
             for name, parameter in self._parameters.items():
                 if not parameter.requires_grad:
                     continue
+                if parameter.grad is None and not hooked_by_others(parameter):
+                    gathered.fresh.add(name)
                 cleanup.callback(parameter.register_post_accumulate_grad_hook(accumulated).remove)
                 if name in self._unchecked or self._takes_arrived(gathered, parameter):
                     see = partial(_add, gathered.arriving, name)
@@ -354,6 +357,7 @@ class Gathering:
         if arrived is not None and name in self._unchecked:
             self._unchecked.discard(name)
             gathered.sums.compare(name, handle, arrived)
+        handle.accumulated = name in gathered.fresh and name in self.agreed and not gathered.mixed
         deliver(self._drawn(gathered, handle, arrived))
 
     def _takes_arrived(self, gathered: Gathered, parameter: nn.Parameter) -> bool:
@@ -439,7 +443,7 @@ class Gathering:
         if collector.batch is None:
             return UNSEEN if collector.accumulated else None
         if collector.batch.size == 0:
-            return "the batch has no samples"
+            return NO_SAMPLES
         fault = scale.fault()
         if fault is not None:
             return fault
@@ -507,6 +511,8 @@ class Gathering:
                 "no layer reported its gradient: give the model as Cockpit(model, ...), or extend "
                 "it with backpack.extend(model) before the forward pass"
             )
+        if collector.batch.size == 0:
+            raise NotChecked(NO_SAMPLES)
         collector.finish(self._parameters.values())
         if report:
             self._report_refused(global_step, collector)
@@ -516,6 +522,11 @@ class Gathering:
 def _mean_of(arrived: Tensor, dtype: torch.dtype, batch: Batch) -> Tensor:
     """Return g from the gradient that arrived at the parameter."""
     return arrived.to(dtype) * (batch.scale / batch.size)
+
+
+def hooked_by_others(parameter: nn.Parameter) -> bool:
+    """Whether somebody else listens to the gradient, or to its being there, and may change it."""
+    return has_hooks_of_others(parameter) or bool(parameter._post_accumulate_grad_hooks)
 
 
 def _used(passes: Passes, taker: Collector | Arrivals, use: Use, grad: Tensor) -> None:

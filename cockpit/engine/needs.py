@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cockpit.engine.step import NotChecked, PerParameter, Step
-from cockpit.histograms import blocks
+from cockpit.histograms import BLOCK, blocks
 from cockpit.transforms import Need, Transform
 
 if TYPE_CHECKING:
@@ -231,9 +231,11 @@ class DistanceFromStart(Observation):
 
 def _distance(first: Tensor, second: Tensor) -> Tensor:
     """Return ‖first − second‖, `[]`, without a difference as large as these."""
+    if first.numel() <= BLOCK:
+        return norms_of([first - second])[0]
     pieces = zip(blocks(first), blocks(second), strict=True)
     norms = [norms_of([a - b])[0] for a, b in pieces]  # one difference at a time
-    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def norms_of(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -254,6 +256,26 @@ def _takes_dot(tensor: Tensor) -> bool:
 
 
 # -- after the backward pass ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Unknowable(Observation):
+    """Stands for the needs of a quantity that fails when it is asked for them.
+
+    Args:
+        reason: How it failed.
+    """
+
+    reason: str
+    moment = Moment.EXIT
+
+    def observe(self, step: Step) -> Any:
+        """Say why there is no value.
+
+        Raises:
+            NotChecked: always.
+        """
+        raise NotChecked(self.reason)
 
 
 @dataclass(frozen=True)
@@ -369,5 +391,6 @@ __all__ = [
     "ParameterValues",
     "SampleLosses",
     "Transform",
+    "Unknowable",
     "UpdateNorms",
 ]

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from cockpit.engine.checkpoint import packed, packed_values, unpacked
 from cockpit.engine.distributed import Ranks
 from cockpit.engine.joining import agreed
-from cockpit.engine.needs import Next
+from cockpit.engine.needs import Next, Unknowable
 from cockpit.engine.plan import Computation, Plan
 from cockpit.engine.reports import Reports, Result
-from cockpit.engine.step import Missing, NotChecked, Step
+from cockpit.engine.step import NO_SAMPLES, Missing, NotChecked, Step
 from cockpit.transforms import Need
 
 
@@ -66,7 +66,10 @@ class Pending:
 
     def needs_of(self, name: str, quantity: Computation, global_step: int) -> tuple[Need, ...]:
         """Return what a quantity needs at a step, given what it remembers."""
-        return quantity.needs_at(global_step, self._memories.get(name))
+        try:
+            return quantity.needs_at(global_step, self._memories.get(name))
+        except Exception as error:
+            return (Unknowable(f"{type(error).__name__}: {error}"),)
 
     def wanted(self, global_step: int) -> dict[Need, str]:
         """Return what quantities of the step before want of this one; the others have waited in vain."""
@@ -100,10 +103,9 @@ class Pending:
         first = len(self._results)
         with torch.no_grad():
             for entry in list(self._entries):
-                missing = entry.missing()
                 if entry.step.has(entry.needs):
                     self._compute(entry)
-                elif missing is not None:
+                elif (missing := entry.missing()) is not None:
                     self._fail(entry, missing.reason, usual=missing.usual)
         if self._ranks is not None:
             self._results[first:] = agreed(self._ranks, self._results[first:])
@@ -123,6 +125,8 @@ class Pending:
 
     def _fail(self, entry: Entry, reason: str, *, usual: bool = False) -> None:
         self._entries.remove(entry)
+        if entry.step.batch_size == 0:  # whatever broke without samples
+            reason = NO_SAMPLES
         self.add(Result(entry.step.global_step, entry.name, Missing(reason, usual)))
 
     def add(self, result: Result) -> None:

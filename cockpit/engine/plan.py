@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from backpack.extensions.backprop_extension import BackpropExtension
@@ -70,27 +71,27 @@ class Plan:
         """Return what has to be observed at a moment."""
         return [n for n in self.needs if isinstance(n, Observation) and n.moment == moment]
 
-    @property
+    @cached_property
     def in_forward(self) -> list[InForward]:
         """Functions of the outputs of modules."""
         return [need for need in self.needs if isinstance(need, InForward)]
 
-    @property
+    @cached_property
     def transforms(self) -> list[Transform]:
         """Transforms of the individual gradients."""
         return [need for need in self.needs if isinstance(need, Transform)]
 
-    @property
+    @cached_property
     def along_previous(self) -> list[AlongPreviousUpdate]:
         """Products of the individual gradients with the update that led here."""
         return [need for need in self.needs if isinstance(need, AlongPreviousUpdate)]
 
-    @property
+    @cached_property
     def along_update(self) -> list[AlongUpdate]:
         """Products of the individual gradients with the update that follows."""
         return [need for need in self.needs if isinstance(need, AlongUpdate)]
 
-    @property
+    @cached_property
     def of_update(self) -> list[OfUpdate]:
         """Functions of the update that follows."""
         return [need for need in self.needs if isinstance(need, OfUpdate)]

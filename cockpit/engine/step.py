@@ -51,6 +51,10 @@ class Missing:
     usual: bool = False
 
 
+NO_SAMPLES = "the batch has no samples"
+"""Why nothing is known of an empty batch."""
+
+
 class NotChecked(CockpitError):
     """A quantity cannot be computed at a step; the message says why. Recorded in the log, and never raised further.
 
@@ -84,6 +88,7 @@ class Step:
         carried: What needs have kept for themselves from earlier steps, by need.
         optimizers: The optimizers that are known.
         draw: The samples whose individual gradients were looked at, where these are not all.
+        previous_update: The update that led here, at `Moment.EXIT` only; None where nobody has waited for this step.
     """
 
     global_step: int
@@ -101,6 +106,7 @@ class Step:
     carried: dict[Need, Any] = field(default_factory=dict)
     optimizers: Sequence[Any] = ()
     draw: Draw | None = None
+    previous_update: PerParameter | None = None
 
     def __getitem__(self, need: Need) -> Any:
         """Return the value of a need that the quantity has declared.

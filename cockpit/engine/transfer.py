@@ -18,7 +18,11 @@ def to_host(tensors: list[Tensor]) -> list[np.ndarray]:
     by_device: dict[torch.device, list[int]] = {}
     for position, tensor in enumerate(tensors):
         by_device.setdefault(tensor.device, []).append(position)
-    for positions in by_device.values():
+    for device, positions in by_device.items():
+        if device.type == "cpu":
+            for position in positions:
+                results[position] = _plain(tensors[position]).numpy().copy()
+            continue
         # The largest items come first, so that every array begins at a multiple of its item's size.
         positions.sort(key=lambda position: -tensors[position].element_size())
         plain = [_plain(tensors[position]) for position in positions]

@@ -95,6 +95,11 @@ class Spread(IndividualGradients):
             self._mean = self._exchange.sum(self.local.mean() * share)
         return self._mean
 
+    @property
+    def has_cheap_norms(self) -> bool:
+        """As good as: to draw samples from all processes is dearer than to look at all of them."""
+        return True
+
     def square_norms(self) -> Tensor:
         """Return ‖g_i‖² of all samples, `[N]`."""
         return self._rows_of(self.local.square_norms())
@@ -165,9 +170,10 @@ class Spread(IndividualGradients):
         """Draw about `count` values, from every process its share."""
         own = self.local.sample(max(1, count * self.local.batch.size // self.batch.size))
         values = own.values.reshape(-1)
-        elements = own.elements.expand(own.values.shape).reshape(-1)
+        own_elements = own.locate().expand(own.values.shape).reshape(-1)
         sizes = self._each(torch.tensor(len(values), device=self.device)).tolist()
-        return Sample(self._exchange.rows(values, sizes), self._exchange.rows(elements, sizes))
+        elements = self._exchange.rows(own_elements, sizes)  # at once: all processes take part
+        return Sample(self._exchange.rows(values, sizes), lambda: elements)
 
     def release(self) -> None:
         """Forget what can be computed again."""

@@ -7,7 +7,7 @@ a closed form for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,16 +22,20 @@ if TYPE_CHECKING:
     from cockpit.transforms import Transform
 
 
+FEW = 2**17
+"""Values g_id that are so few that no time is lost with them."""
+
+
 class Sample(NamedTuple):
     """Values g_id that were drawn.
 
     Args:
         values: The values, `[..., m]`.
-        elements: Which elements d of the flattened parameter they belong to, `[m]`.
+        locate: Returns which elements d of the flattened parameter they belong to, `[m]`; few ask.
     """
 
     values: Tensor
-    elements: Tensor
+    locate: Callable[[], Tensor]
 
 
 class IndividualGradients:
@@ -56,6 +60,7 @@ class IndividualGradients:
         self.parameter: Tensor | None = None  # itself, once all its parts have arrived
         self._applied: dict[Transform, Any] = {}
         self.calls: list[Call] = []  # the calls of modules that this comes from
+        self.accumulated = False  # whether the parameter's gradient is their sum, and nothing else
 
     @property
     def intact(self) -> bool:
@@ -75,6 +80,7 @@ class IndividualGradients:
     def _with(self, batch: Batch) -> Any:
         """Return a copy for another batch, without what was computed for this one."""
         other = copy(self)
+        other.accumulated = False
         other.batch, other._whole, other._applied = batch, None, {}
         return other
 
@@ -158,6 +164,36 @@ class IndividualGradients:
         for _, rows in self._rows():
             total += rows.sum(0)
         return (total / self.batch.size).reshape(self.shape)
+
+    @property
+    def has_cheap_norms(self) -> bool:
+        """Whether `square_norms` takes little beside the gradient itself, however many samples there are."""
+        return self.total <= FEW
+
+    def deviation(self, samples: int | None = None) -> Tensor:
+        """Return the mean of ‖g_i − g‖² and ‖g‖², `[2]`.
+
+        Args:
+            samples: How many samples the mean is estimated from, at most, where the norms are not cheap;
+                None for all. ‖g‖² is that of all in any case.
+        """
+        gradient, factor = self._accumulated()
+        if samples is None or samples >= self.batch.size or self.has_cheap_norms:
+            square = self.dot_mean().mean() if gradient is None else _square(gradient) * factor**2
+            return torch.stack([self.square_norms().mean() - square, square])
+        if gradient is None:
+            gradient, factor = self.mean(), 1.0
+        few = self.select(Draw.of(self.batch, samples))
+        square = _square(gradient) * factor**2
+        products = few.dot(gradient) * factor
+        return torch.stack([(few.square_norms() - 2 * products).mean() + square, square])
+
+    def _accumulated(self) -> tuple[Tensor | None, Tensor | float]:
+        """Return the parameter's gradient and the factor that makes g of it, where that is known."""
+        gradient = None if self.parameter is None else self.parameter.grad
+        if not self.accumulated or gradient is None or gradient.is_sparse:
+            return None, 1.0
+        return gradient.to(self.dtype), self.batch.scale / self.batch.size
 
     def square_norms(self) -> Tensor:
         """Return ‖g_i‖², `[N]`."""
@@ -250,7 +286,7 @@ class IndividualGradients:
         counts = torch.zeros(shape[0] * shape[1], dtype=torch.int64, device=self.device)
         if samples is not None and samples < self.total:
             drawn = self.sample(samples)
-            pairs = x.index(drawn.values) * shape[1] + y.index(theta[drawn.elements])
+            pairs = x.index(drawn.values) * shape[1] + y.index(theta[drawn.locate()])
             counts += torch.bincount(pairs.reshape(-1), minlength=counts.numel())
             return Histogram.joint(counts.reshape(shape), drawn.values.numel(), self.total)
         of_theta = y.index(theta)
@@ -289,7 +325,12 @@ class IndividualGradients:
         index = torch.randint(
             rows.numel(), (min(count, rows.numel()),), generator=generator, device=self.device
         )
-        return Sample(rows[index], index % self.numel)
+        return Sample(rows[index], lambda: index % self.numel)
+
+
+def _square(gradient: Tensor) -> Tensor:
+    flat = gradient.reshape(-1)
+    return torch.dot(flat, flat)
 
 
 class Selected(IndividualGradients):
@@ -341,6 +382,28 @@ class Dense(IndividualGradients):
         assert self._whole is not None
         return Dense(draw.batch, self._whole.index_select(0, draw.on(self.device)))
 
+    # A model has many small parameters, and what the base class does about pieces would take longer than
+    # the arithmetic.
+
+    @property
+    def _matrix(self) -> Tensor:
+        """The gradients as rows, `[N, D]`."""
+        assert self._whole is not None
+        return self._whole.reshape(self.batch.size, self.numel)
+
+    def mean(self) -> Tensor:
+        """Return g, `[*shape]`."""
+        assert self._whole is not None
+        return self._whole.sum(0) / self.batch.size
+
+    def square_norms(self) -> Tensor:
+        """Return ‖g_i‖², `[N]`."""
+        return torch.linalg.vecdot(self._matrix, self._matrix)
+
+    def dot(self, direction: Tensor) -> Tensor:
+        """Return g_i·d, `[N]`."""
+        return torch.mv(self._matrix, direction.to(self.dtype).reshape(-1))
+
     def sample(self, count: int) -> Sample:
         """Draw values of all samples, of some elements at random, the same for every sample."""
         if not self.batch.size <= count <= self.total:
@@ -349,7 +412,7 @@ class Dense(IndividualGradients):
         elements = torch.randperm(self.numel, generator=generator, device=self.device)
         elements = elements[: count // self.batch.size]
         rows = self.dense().reshape(self.batch.size, self.numel)
-        return Sample(rows.index_select(1, elements), elements)
+        return Sample(rows.index_select(1, elements), lambda: elements)
 
     @property
     def held(self) -> int:

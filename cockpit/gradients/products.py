@@ -72,11 +72,16 @@ class Products(IndividualGradients):
             dense = torch.bmm(flat_b, flat_a.transpose(1, 2))  # [n·G, O, I]
         return dense.reshape(n, *self.shape)
 
+    @property
+    def has_cheap_norms(self) -> bool:
+        """Whether there is one position, or little altogether."""
+        return self._single or super().has_cheap_norms
+
     def square_norms(self) -> Tensor:
         """Return ‖g_i‖²: |a_i|²|b_i|² for one position, position Gram matrices where those are cheaper, else dense."""
         if self._single:
-            a, b = (torch.linalg.vector_norm(factor, dim=2) for factor in self._factors())
-            return (a * b).square().sum(1)
+            a, b = self._factors()
+            return (torch.linalg.vecdot(a, a) * torch.linalg.vecdot(b, b)).sum(1)
         if self._whole is not None or not self._position_gram_pays():
             return super().square_norms()
         norms = self._empty(self.batch.size)
@@ -194,19 +199,20 @@ class Products(IndividualGradients):
         generator = self.batch.generator(self.device)
         row = torch.randperm(self.outputs, generator=generator, device=self.device)[:rows]
         column = torch.randperm(self.inputs, generator=generator, device=self.device)[:columns]
-        b = self.b[:, :, row].reshape(-1, rows, self.positions)
+        b = self.b.index_select(2, row).reshape(-1, rows, self.positions)
         a = self.columns(column).reshape(-1, columns, self.positions)
-        group = torch.arange(self.groups, device=self.device).reshape(-1, 1, 1)
-        elements = (
-            group * self.outputs + row.unsqueeze(1)
-        ) * self.inputs + column  # [G, rows, columns]
+
+        def locate() -> Tensor:
+            group = torch.arange(self.groups, device=self.device).reshape(-1, 1, 1)
+            elements = (group * self.outputs + row.unsqueeze(1)) * self.inputs + column
+            return elements.reshape(-1)  # [G · rows · columns]
+
         pairs = b * a.mT if self._single else torch.bmm(b, a.mT)
-        values = pairs.reshape(self.batch.size, -1)
-        return Sample(values, elements.reshape(-1))
+        return Sample(pairs.reshape(self.batch.size, -1), locate)
 
     def columns(self, index: Tensor) -> Tensor:
         """Return some of the inputs of every sample, `[N, G, len(index), T]`."""
-        return self.a(slice(None))[:, :, index]
+        return self.a(slice(None)).index_select(2, index)
 
 
 def _pairs(first: Tensor, second: Tensor) -> Tensor:

@@ -46,6 +46,11 @@ class Stacked(IndividualGradients):
         """Return g, `[*shape]`."""
         return torch.cat([block.mean() for block in self.blocks])
 
+    @property
+    def has_cheap_norms(self) -> bool:
+        """Whether those of all blocks are."""
+        return all(block.has_cheap_norms for block in self.blocks)
+
     def square_norms(self) -> Tensor:
         """Return ‖g_i‖², the sum over the blocks, `[N]`."""
         norms = [block.square_norms() for block in self.blocks]

@@ -124,6 +124,15 @@ class Subsampled(IndividualGradients):
 
     # -- of the k samples -------------------------------------------------------------------------
 
+    def deviation(self, samples: int | None = None) -> Tensor:
+        """Return the mean of ‖g_i − g‖² over some of the k samples, and ‖g‖² of all N, `[2]`."""
+        few = self.few
+        if samples is not None and samples < self.samples and not few.has_cheap_norms:
+            few = few.select(Draw.of(few.batch, samples))
+        mean = self.mean()
+        square = mean.square().sum()
+        return torch.stack([(few.square_norms() - 2 * few.dot(mean)).mean() + square, square])
+
     def square_norms(self) -> Tensor:
         """Return ‖g_i‖² of the k samples, `[k]`."""
         return self.few.square_norms()

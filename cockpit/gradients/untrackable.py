@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Reason(NamedTuple):
@@ -29,10 +29,16 @@ SHARDED = Reason(
 )
 
 
+PLAIN = (Tensor, nn.Parameter)
+"""Kinds of tensors that are whole on their process."""
+
+
 def untrackable(parameter: Tensor) -> Reason | None:
     """Return why a parameter cannot be tracked by any rule, or None."""
     if parameter.is_complex():
         return COMPLEX
+    if type(parameter) in PLAIN and not hasattr(parameter, "_is_flat_param"):
+        return None
     # By name, since the classes stand in modules that only distributed programs load.
     flat = getattr(parameter, "_is_flat_param", False)
     if flat or any(kind.__name__ == "DTensor" for kind in type(parameter).__mro__):

@@ -26,10 +26,12 @@ from cockpit.quantities.parameters import Parameters
 from cockpit.quantities.per_sample_outliers import PerSampleOutliers
 from cockpit.quantities.quantity import Outcome, Quantity
 from cockpit.quantities.sharpness import CriticalSharpness, PreconditionedSharpness
+from cockpit.quantities.shrinkage import Shrinkage
 from cockpit.quantities.tic import TICDiag, TICTrace
 from cockpit.quantities.time import Time
 from cockpit.quantities.update_ratio import UpdateRatio
 from cockpit.quantities.update_size import UpdateSize
+from cockpit.quantities.update_slopes import UpdateSlopes
 
 __all__ = [
     "CABS",
@@ -63,9 +65,11 @@ __all__ = [
     "PerSampleOutliers",
     "PreconditionedSharpness",
     "Quantity",
+    "Shrinkage",
     "TICDiag",
     "TICTrace",
     "Time",
     "UpdateRatio",
     "UpdateSize",
+    "UpdateSlopes",
 ]

@@ -15,6 +15,7 @@ from cockpit.engine.step import NotChecked, PerModule, Step
 from cockpit.errors import InvalidArgument, InvalidType
 from cockpit.gradients import Call
 from cockpit.quantities.quantity import Quantity
+from cockpit.quantities.spacing import spaced_samples
 from cockpit.transforms import Need
 
 Which = type[nn.Module] | str
@@ -43,6 +44,9 @@ BOUNDED: dict[type[nn.Module], tuple[float, float]] = {
 }
 """Centre of the range, and the distance from it beyond which less than a tenth of the slope is left."""
 
+ELEMENTS = 2**15
+"""Elements of an output that are looked at: they stay in the processor's cache from one pass to the next."""
+
 
 @dataclass(frozen=True)
 class OutputMoments(InForward):
@@ -51,10 +55,12 @@ class OutputMoments(InForward):
     Args:
         tau: See `ActivationStats`.
         modules: See `ActivationStats`.
+        elements: See `ActivationStats`.
     """
 
     tau: float
     modules: tuple[Which, ...] | None
+    elements: int | None = None
 
     def see(self, name: str, call: Call, output: Any) -> tuple[Tensor, Tensor | None] | None:
         """Return both."""
@@ -73,7 +79,7 @@ class OutputMoments(InForward):
         return joined_moments(parts, self.tau)
 
     def _values(self, name: str, call: Call, output: Any) -> Tensor | None:
-        """Return the output, in float32 at least, if it is one that is looked at."""
+        """Return what is looked at of the output, in float32 at least, if there is anything."""
         if not self._includes(name.partition("#")[0], call.module):
             return None
         if not isinstance(output, Tensor) or not output.is_floating_point():
@@ -81,9 +87,9 @@ class OutputMoments(InForward):
         if output.dim() == 0 or output.numel() == 0:
             return None
         h = output.detach()
-        if h.dtype in (torch.float16, torch.bfloat16):
-            h = h.float()
-        return h
+        if self.elements is not None:
+            h = spaced_samples(h, units_of(call.module, h), self.elements)
+        return h.to(torch.promote_types(h.dtype, torch.float32)).contiguous()
 
     def _includes(self, name: str, module: nn.Module) -> bool:
         if self.modules is None:
@@ -96,9 +102,9 @@ class OutputMoments(InForward):
 
 
 def moments(h: Tensor, units: int, tau: float) -> Tensor:
-    """Return mean, second and fourth central moment, activity, and shares of zeros and of dormant units, `[6]`."""
-    # One temporary of the output's size, and no count_nonzero, which stumbles over random zeros:
-    # both are most of the time that this takes.
+    """Return what `joined_moments` does, of one output."""
+    # One temporary of the size of what is looked at, and no count_nonzero, which stumbles over random
+    # zeros: both are most of the time that this takes.
     mean = h.mean()
     work = h - mean
     second = work.square_().mean()
@@ -107,9 +113,10 @@ def moments(h: Tensor, units: int, tau: float) -> Tensor:
     others = [dim for dim in range(h.dim()) if dim != units]
     activity = work.mean(others) if others else work.clone()
     average = activity.mean()
+    dead = activity.eq(0).mean(dtype=h.dtype)
     dormant = activity.le_(tau * average).mean()
     zeros = work.eq_(0).mean()
-    return torch.stack([mean, second, fourth, average, zeros, dormant])
+    return torch.stack([mean, second, fourth, average, zeros, dormant, dead])
 
 
 class Part(NamedTuple):
@@ -147,7 +154,11 @@ class Part(NamedTuple):
 
 
 def joined_moments(parts: Sequence[Part], tau: float) -> tuple[Tensor, Tensor | None]:
-    """Return what `moments` and `saturation` would, of several outputs together."""
+    """Return the moments and the share of saturated values of several outputs together.
+
+    The moments are mean, second and fourth central moment, activity, and the shares of zeros, of
+    dormant and of dead units, `[7]`.
+    """
     counts = torch.tensor([part.elements for part in parts], dtype=torch.float64)
     total = counts.sum()
     means, second, third, fourth = torch.stack([part.central for part in parts]).unbind(1)
@@ -160,8 +171,9 @@ def joined_moments(parts: Sequence[Part], tau: float) -> tuple[Tensor, Tensor | 
         len(parts[0].activity) / total
     )
     dormant = activity.le(tau * activity.mean()).double().mean()
+    dead = activity.eq(0).double().mean()
     zeros = torch.stack([part.zeros for part in parts]).sum() / total
-    joined = torch.stack([mean, m2, m4, activity.mean(), zeros, dormant])
+    joined = torch.stack([mean, m2, m4, activity.mean(), zeros, dormant, dead])
     shares = [part.saturated for part in parts if part.saturated is not None]
     if not shares:
         return joined, None
@@ -199,15 +211,19 @@ class ActivationStats(Quantity):
     for ``nn.Sigmoid`` and ``nn.Tanh`` only: the share of elements at which less than a tenth of the
     slope in the middle is left, :math:`\lvert h - 1/2 \rvert > 0.475` and :math:`\lvert h \rvert >
     0.95`. ``dormant``: the share of units k with :math:`\overline{\lvert h_k \rvert} \le \tau`
-    times the mean of that over the units.
+    times the mean of that over the units. ``dead``: the share of units that are 0 throughout.
+
+    Where an output has more than `elements` elements, these are the statistics of evenly spaced samples
+    and positions, always the same ones, with all their units: of at least 16 samples and one position.
+    Shares are exact for what is looked at.
 
     A unit is a channel, in dimension 1, for convolutions, batch, instance and group norms, and for
     any output of four dimensions or more; it is an entry of the last dimension for the others, and
     for linear layers, embeddings and layer norms whatever the number of dimensions.
 
     How to read it: an ``std`` that grows or shrinks from layer to layer points at the
-    initialisation. ``zeros`` near 1 after a ReLU, and ``dormant`` units that do not come back, are
-    dead ones: capacity that is lost, often by too large a step. Saturated units pass no gradient
+    initialisation. ``zeros`` near 1 after a ReLU, and ``dormant`` or ``dead``
+    units that do not come back, are capacity that is lost, often by too large a step. Saturated units pass no gradient
     on. A large ``kurtosis`` tells of a few outliers, which low precision does not bear.
 
     Source: dormant units: Sokar, Agarwal, Castro & Evci (2023), arXiv:2302.12902;
@@ -224,19 +240,25 @@ class ActivationStats(Quantity):
             told otherwise, those without submodules, but not those that only hand their input on
             (``nn.Flatten``, ``nn.Unflatten``, ``nn.Identity``). Of either, those whose output is one
             floating-point tensor.
+        elements: How many elements of an output are looked at; None for all of them.
 
     Raises:
         InvalidType: if `modules` holds anything but classes and names.
-        InvalidArgument: if `tau` is negative, or `modules` is empty.
+        InvalidArgument: if `tau` is negative, `elements` is below 1, or `modules` is empty.
     """
 
     tau: float = 0.025
     modules: Sequence[Which] | None = None
+    elements: int | None = ELEMENTS
 
     def __post_init__(self) -> None:
         """Check the settings."""
         if not self.tau >= 0:
             raise InvalidArgument(f"ActivationStats needs a tau of at least 0, got {self.tau!r}.")
+        if self.elements is not None and not self.elements >= 1:
+            raise InvalidArgument(
+                f"ActivationStats needs elements of at least 1, or None for all, got {self.elements!r}."
+            )
         if self.modules is None:
             return
         if isinstance(self.modules, str) or not isinstance(self.modules, Sequence):
@@ -260,7 +282,8 @@ class ActivationStats(Quantity):
     @property
     def moments(self) -> OutputMoments:
         """The need of these settings."""
-        return OutputMoments(self.tau, None if self.modules is None else tuple(self.modules))
+        modules = None if self.modules is None else tuple(self.modules)
+        return OutputMoments(self.tau, modules, self.elements)
 
     def needs(self) -> tuple[Need, ...]:
         """Return the moments of these settings."""
@@ -273,8 +296,8 @@ class ActivationStats(Quantity):
             which = "" if self.modules is None else f" of those in modules={self.modules!r}"
             raise NotChecked(f"no module{which} was called that returns one floating-point tensor")
         device = next(iter(seen.values()))[0].device
-        table = torch.stack([of_one.to(device) for of_one, _ in seen.values()])  # [modules, 6]
-        mean, second, fourth, activity, zeros, dormant = table.unbind(1)
+        table = torch.stack([of_one.to(device) for of_one, _ in seen.values()])  # [modules, 7]
+        mean, second, fourth, activity, zeros, dormant, dead = table.unbind(1)
         columns = {
             "mean": mean,
             "std": second.sqrt(),
@@ -283,6 +306,7 @@ class ActivationStats(Quantity):
             "zeros": zeros,
             # What is not finite is not dormant; it makes this share NaN rather than smaller.
             "dormant": dormant + 0 * activity,
+            "dead": dead + 0 * activity,
         }
         statistics = {
             name: PerModule(zip(seen, column.unbind(), strict=True))

@@ -53,37 +53,28 @@ class Alpha(Quantity):
 
     def compute(self, step: Step) -> Outcome:
         """Return alpha, `[]`, with the fit and the observations."""
-        tau = torch.linalg.vector_norm(
-            torch.stack([_precise(n) for n in step[self.update].values()])
-        )
+        tau = torch.linalg.vector_norm(_precise(torch.stack(list(step[self.update].values()))))
         for need in (self.start_slopes, self.end_slopes):
             _require_all(step[self.update], step[need])
-        f0, f1 = _precise(step[self.start_loss]), _precise(step[self.end_loss])
-        var_f0, var_f1 = (_variance(step[need]) for need in (self.start_losses, self.end_losses))
+        losses = [_precise(step[need]) for need in (self.start_losses, self.end_losses)]
         slopes = [_precise(step[need].total()) for need in (self.start_slopes, self.end_slopes)]
-        fewest = min(len(step[self.start_losses]), len(step[self.end_losses]))
-        if fewest < 2 and tau != 0:
+        if min(map(len, losses)) < 2 and tau != 0:
             raise NotChecked("a batch of one sample has no variance")
         # In the coordinate u = s/τ the fit is well scaled: slopes are g_i·d, and the end lies at u
-        # = 1.
-        p0, p1 = (products.mean() for products in slopes)
-        var_p0, var_p1 = (_variance(products, tau.square()) for products in slopes)
-        v0, v1, v2 = fit_parabola((f0, f1, p0, p1), (var_f0, var_f1, var_p0, var_p1))
-        alpha = torch.where(v2 <= 0, -1.0, -2 * v2 / v1 - 1)
-        alpha = torch.where(tau == 0, -1.0, alpha)
+        # = 1. All values are kept together, for each operation takes longer than its arithmetic.
+        f0, f1 = step[self.start_loss], step[self.end_loss]
+        values = torch.stack([_precise(f0), _precise(f1), *(of_all.mean() for of_all in slopes)])
+        units = torch.stack([torch.ones_like(tau), torch.ones_like(tau), tau, tau])
+        variances = torch.stack([_variance(samples) for samples in (*losses, *slopes)])
+        variances = torch.where(variances == 0, NO_VARIANCE * units.square(), variances)
+        coefficients = fit_parabola(values, variances)
+        _, v1, v2 = coefficients.unbind()
+        alpha = torch.where((v2 <= 0) | (tau == 0), -1.0, -2 * v2 / v1 - 1)
         details = {
-            "w0": v0,
-            "w1": v1 / tau,
-            "w2": v2 / tau.square(),
+            **_named("w0 w1 w2", coefficients / torch.stack([units[0], tau, tau.square()])),
             "tau": tau,
-            "f0": f0,
-            "f1": f1,
-            "df0": p0 / tau,
-            "df1": p1 / tau,
-            "var_f0": var_f0,
-            "var_f1": var_f1,
-            "var_df0": var_p0 / tau.square(),
-            "var_df1": var_p1 / tau.square(),
+            **_named("f0 f1 df0 df1", values / units),
+            **_named("var_f0 var_f1 var_df0 var_df1", variances / units.square()),
         }
         return Outcome(alpha, details)
 
@@ -98,9 +89,7 @@ def _require_all(update: PerParameter, slopes: PerParameter) -> None:
             )
 
 
-def fit_parabola(
-    values: tuple[Tensor, Tensor, Tensor, Tensor], variances: tuple[Tensor, Tensor, Tensor, Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
+def fit_parabola(values: Tensor, variances: Tensor) -> Tensor:
     """Fit v0 + v1 u + v2 u² to values and slopes at u = 0 and u = 1 by weighted least squares.
 
     Every parabola fulfils f(1) − f(0) = (f′(0) + f′(1)) / 2. The fit of least squares spreads what
@@ -108,20 +97,20 @@ def fit_parabola(
     determines the parabola.
 
     Args:
-        values: f(0), f(1), f′(0), f′(1), each `[]`.
-        variances: Their variances, positive.
+        values: f(0), f(1), f′(0), f′(1), `[4]`.
+        variances: Their variances, positive, `[4]`.
 
     Returns:
-        v0, v1, v2.
+        v0, v1, v2, `[3]`.
     """
-    f0, f1, p0, p1 = values
-    var_f0, var_f1, var_p0, var_p1 = variances
+    f0, f1, p0, p1 = values.unbind()
+    var_f0, var_f1, var_p0, var_p1 = variances.unbind()
     violation = f1 - f0 - (p0 + p1) / 2
     share = violation / (var_f0 + var_f1 + (var_p0 + var_p1) / 4)
     v0 = f0 + var_f0 * share
     slope0 = p0 + var_p0 / 2 * share
     slope1 = p1 + var_p1 / 2 * share
-    return v0, slope0, (slope1 - slope0) / 2
+    return torch.stack([v0, slope0, (slope1 - slope0) / 2])
 
 
 def _precise(tensor: Tensor) -> Tensor:
@@ -129,8 +118,10 @@ def _precise(tensor: Tensor) -> Tensor:
     return tensor if tensor.device.type == "mps" else tensor.double()
 
 
-def _variance(samples: Tensor, unit: Tensor | float = 1.0) -> Tensor:
-    """Return the unbiased variance over the samples, `[]`; that of `NO_VARIANCE` units where it is zero."""
-    samples = _precise(samples)
-    variance = (samples - samples.mean()).square().sum() / max(1, len(samples) - 1)
-    return torch.where(variance == 0, NO_VARIANCE * unit, variance)
+def _variance(samples: Tensor) -> Tensor:
+    """Return the unbiased variance over the samples, `[]`; 0 for one."""
+    return samples.var(correction=0) * (len(samples) / max(1, len(samples) - 1))
+
+
+def _named(names: str, values: Tensor) -> dict[str, Tensor]:
+    return dict(zip(names.split(), values.unbind(), strict=True))

@@ -22,7 +22,7 @@ PIECE = 2**23
 
 @dataclass(frozen=True)
 class AttentionMoments(InForward):
-    """Entropy per head, `[heads]`, and largest logit, `[]`, of every attention module."""
+    """Entropy and largest possible entropy per head, `[heads]`, and largest logit, `[]`, of every attention module."""
 
     def see(self, name: str, call: Call, output: Any) -> dict[str, Tensor] | None:
         """Return those that can be had.
@@ -39,8 +39,10 @@ class AttentionMoments(InForward):
                 return of_inputs(module, *call.args, **call.kwargs)
         for weights in output[1:] if isinstance(output, tuple | list) else ():
             if isinstance(weights, Tensor) and weights.dim() == 4 and is_softmax(weights):
-                entropies = torch.special.entr(weights.detach().float()).sum(-1)
-                return {"entropy": entropies.mean((0, 2))}
+                weights = weights.detach().float()
+                entropies = torch.special.entr(weights).sum(-1).mean((0, 2))
+                keys = weights.gt(0).flatten(0, 1).any(0).sum(-1)  # [queries], what a mask leaves
+                return {"entropy": entropies, "room": keys.log().mean().expand_as(entropies)}
         raise NotChecked(
             f"{type(module).__name__} returns no attention weights (models of transformers do when "
             'they are loaded with attn_implementation="eager")'
@@ -54,8 +56,10 @@ class AttentionMoments(InForward):
     def joined(self, parts: Sequence[tuple[dict[str, Tensor], int]]) -> dict[str, Tensor]:
         """Average the entropies over all queries, and take the largest logit."""
         queries = sum(count for _, count in parts)
-        entropies = [seen["entropy"] * (count / queries) for seen, count in parts]
-        value = {"entropy": torch.stack(entropies).sum(0)}
+        value = {
+            key: torch.stack([seen[key] * (count / queries) for seen, count in parts]).sum(0)
+            for key in ("entropy", "room")
+        }
         if all("largest_logit" in seen for seen, _ in parts):
             value["largest_logit"] = torch.stack([s["largest_logit"] for s, _ in parts]).amax()
         return value
@@ -120,6 +124,8 @@ def of_inputs(
         mask = mask + added(of_heads, q.dtype)  # [N or 1, heads or 1, L, S]
     if key_padding_mask is not None:
         mask = mask + added(key_padding_mask.reshape(n, 1, 1, sources), q.dtype)
+    keys = mask.broadcast_to(*mask.shape[:-2], length, sources).ne(-math.inf).sum(-1)
+    room = keys.log().mean(-1).broadcast_to(n, heads).mean(0)
     mask = mask.expand(n, heads, length, sources)
     entropies, largest = [], []
     count = max(1, PIECE // (heads * length * sources))
@@ -130,7 +136,11 @@ def of_inputs(
             torch.special.entr((logits + mask[samples]).softmax(-1)).sum(-1).mean(2)  # [n, heads]
         )
         largest.append(logits.abs_().masked_fill_(mask[samples] == -math.inf, 0).amax())
-    return {"entropy": torch.cat(entropies).mean(0), "largest_logit": torch.stack(largest).amax()}
+    return {
+        "entropy": torch.cat(entropies).mean(0),
+        "room": room,
+        "largest_logit": torch.stack(largest).amax(),
+    }
 
 
 def projections(module: nn.MultiheadAttention, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,17 +171,18 @@ def added(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class AttentionStats(Quantity):
-    r"""Entropy and largest logit of every attention module.
+    r"""Entropy, spread and largest logit of every attention module.
 
     Formula: with weights :math:`a_{qk} = \mathrm{softmax}_k(Q K^\top / \sqrt{d} + M)_{qk}` of a
     head, ``entropy`` is :math:`-\sum_k a_{qk} \ln a_{qk}`, averaged over queries and samples, for
-    each head; ``largest_logit`` is the largest :math:`\lvert Q K^\top / \sqrt{d} \rvert` over heads,
-    samples, and those pairs that the mask M leaves.
+    each head; ``spread`` is the mean over the heads of what part this is of the largest that it could be, the
+    average of :math:`\ln` of the number of keys that the mask M leaves; ``largest_logit`` is the largest
+    :math:`\lvert Q K^\top / \sqrt{d} \rvert` over heads, samples, and those pairs that the mask leaves.
 
-    Both are computed anew from the inputs of ``nn.MultiheadAttention``, before dropout and in float32
-    at least. Other modules that have "Attention" in the name of their class and return the weights,
-    ``(output, weights)`` with weights `[N, heads, queries, keys]`, have an ``entropy`` of what they
-    return; those that return none are noted in the log as not checked.
+    All are computed anew from the inputs of ``nn.MultiheadAttention``, before dropout and in float32 at
+    least. Other modules that have "Attention" in the name of their class and return the weights,
+    ``(output, weights)`` with weights `[N, heads, queries, keys]`, have an ``entropy`` and a ``spread`` of
+    what they return; those that return none are noted in the log as not checked.
 
     How to read it: the entropy lies between 0 (one key) and ln of the number of keys (all alike).
     One that falls to 0 early in training, while logits grow into the tens, is the collapse that
@@ -185,12 +196,15 @@ class AttentionStats(Quantity):
     moments = AttentionMoments()
 
     def compute(self, step: Step) -> dict[str, PerModule]:
-        """Return ``entropy``, `[heads]`, and ``largest_logit``, `[]`, by module."""
+        """Return ``entropy``, `[heads]`, ``spread`` and ``largest_logit``, `[]`, by module."""
         of_modules: PerModule = step[self.moments]
         if not of_modules:
             raise NotChecked("no attention module was called whose weights can be had", usual=True)
         statistics: dict[str, PerModule] = {}
         for module, of_one in of_modules.items():
-            for name, value in of_one.items():
+            values = {name: value for name, value in of_one.items() if name != "room"}
+            # Where there is a single key, nothing could be chosen: NaN.
+            values["spread"] = (of_one["entropy"] / of_one["room"]).mean()
+            for name, value in values.items():
                 statistics.setdefault(name, PerModule())[module] = value
         return statistics

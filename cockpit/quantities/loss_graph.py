@@ -19,11 +19,20 @@ TANHS = ("Tanh", "Hardtanh")
 RECTIFIERS = ("Relu", "Threshold")
 
 PRODUCTS = ("Addmm", "Mm", "Bmm", "Baddbmm", "Linear", "MkldnnLinear", "Convolution")
-NORMS = ("NativeLayerNorm", "NativeBatchNorm", "CudnnBatchNorm")
+NORMS = (
+    "NativeLayerNorm",
+    "NativeBatchNorm",
+    "NativeGroupNorm",
+    "CudnnBatchNorm",
+    "MiopenBatchNorm",
+)
 
 SCORES = frozenset((*PRODUCTS, *NORMS, *SIGMOIDS, *TANHS, *RECTIFIERS))
 """Operations whose results are certainly no logarithms of probabilities."""
 
+
+SUM = 2
+"""How a squared error writes down that it is a sum."""
 
 COMPARISONS = ("MseLoss", "SmoothL1Loss", "HuberLoss", "Pow", "Abs", "BinaryCrossEntropyWithLogits")
 """Operations that compare outputs with targets, or that differences of these go into."""
@@ -36,11 +45,14 @@ class LossFacts:
     Args:
         classes: Number C of classes, where the loss is one cross-entropy.
         over_guess: The loss over that of a blind guess, log C for every target with its weight, `[]`.
+        weight: Sum of the weights that the targets have in a cross-entropy, or the elements in a squared
+            error, `[]`: 1 for a mean, their number for a sum.
         after_softmax: Whether the probabilities of a softmax go into a cross-entropy, which takes
             another one.
         after_sigmoid: The same of a sigmoid, also before a binary cross-entropy that has its own.
         after_tanh: The same of tanh.
         after_relu: The same of a ReLU.
+        after_norm: The same of a normalisation layer.
         of_probabilities: Whether the negative log-likelihood is taken of probabilities, without the log.
         of_scores: Whether it is taken of scores, without softmax and log.
         broadcast: Whether outputs, ``[N, 1]`` or ``[N]``, are compared with targets of the other shape, each
@@ -49,10 +61,12 @@ class LossFacts:
 
     classes: int | None = None
     over_guess: Tensor | None = None
+    weight: Tensor | None = None
     after_softmax: bool | None = None
     after_sigmoid: bool | None = None
     after_tanh: bool | None = None
     after_relu: bool | None = None
+    after_norm: bool | None = None
     of_probabilities: bool | None = None
     of_scores: bool | None = None
     broadcast: bool | None = None
@@ -76,6 +90,7 @@ def loss_facts(loss: Tensor) -> LossFacts:
             "after_sigmoid": any(name in SIGMOIDS for name in before),
             "after_tanh": any(name in TANHS for name in before),
             "after_relu": any(name in RECTIFIERS for name in before),
+            "after_norm": any(name in NORMS for name in before),
         }
     if likelihoods:
         of = [_before(node) for node in likelihoods]
@@ -88,22 +103,42 @@ def loss_facts(loss: Tensor) -> LossFacts:
         facts["broadcast"] = any(_is_broadcast(parent) for n in compared for parent in _parents(n))
     if len(ends) == 1 and [_name(node) for node in heads] == ["LogSoftmax"]:
         facts |= _of_guess(loss, heads[0])
+    if [_name(node) for node in ends] == ["MseLoss"] and not _is_listened_to(loss):
+        facts["weight"] = _weight_of_squares(loss, ends[0])
     return LossFacts(**facts)
+
+
+def compared(loss: Tensor) -> list[Any]:
+    """Return the nodes of likelihoods and squared errors whose results a loss is a linear function of."""
+    ends = [node for node in _ends(loss.grad_fn) if _name(node) == "MseLoss"]
+    return ends + [node for node in _linear(loss.grad_fn) if _name(node).startswith("NllLoss")]
 
 
 def _of_guess(loss: Tensor, head: Any) -> dict[str, Any]:
     """Compare the loss, which is linear in log p, with what it is where all p are 1 / C."""
     classes = head._saved_result.shape[_dim(head)]
-    listened = loss._backward_hooks or any(
-        _name(node) == "BackwardHookFunction" for node in _linear(loss.grad_fn)
-    )
-    if classes < 2 or listened:  # hooks of others would be called by this as well
+    if classes < 2 or _is_listened_to(loss):
         return {"classes": classes}
     (arrived,) = torch.autograd.grad(
         loss, [GradientEdge(head, 0)], torch.ones_like(loss), retain_graph=True
     )
-    guess = -arrived.sum(dtype=torch.float32) * math.log(classes)
-    return {"classes": classes, "over_guess": loss.detach().float().sum() / guess}
+    weight = -arrived.sum(dtype=torch.float32)
+    over_guess = loss.detach().float().sum() / (weight * math.log(classes))
+    return {"classes": classes, "over_guess": over_guess, "weight": weight}
+
+
+def _weight_of_squares(loss: Tensor, node: Any) -> Tensor:
+    (arrived,) = torch.autograd.grad(
+        loss, [GradientEdge(node, 0)], torch.ones_like(loss), retain_graph=True
+    )
+    summed = node._saved_reduction == SUM
+    return arrived.sum(dtype=torch.float32) * (node._saved_self.numel() if summed else 1)
+
+
+def _is_listened_to(loss: Tensor) -> bool:
+    """Whether there are hooks of others, which a pass of ours through the end of the graph would call as well."""
+    nodes = _linear(loss.grad_fn)
+    return bool(loss._backward_hooks) or any(_name(n) == "BackwardHookFunction" for n in nodes)
 
 
 def _dim(node: Any) -> int:

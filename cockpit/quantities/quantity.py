@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from cockpit.engine.step import Step
 from cockpit.gradients import BatchGradTransforms
@@ -50,12 +50,19 @@ class Quantity:
     track_schedule: Callable[[int], bool] = field(default_factory=default)
     verbose: bool = False
 
+    _declared: ClassVar[tuple[Need, ...]] = ()
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Note the needs of a new kind of quantity."""
+        super().__init_subclass__(**arguments)
+        attributes: dict[str, Any] = {}
+        for kind in reversed(cls.__mro__):
+            attributes |= vars(kind)
+        cls._declared = tuple(value for value in attributes.values() if isinstance(value, Need))
+
     def needs(self) -> tuple[Need, ...]:
         """Return what `compute` asks for: the class attributes that are needs."""
-        attributes: dict[str, Any] = {}
-        for kind in reversed(type(self).__mro__):
-            attributes |= vars(kind)
-        return tuple(value for value in attributes.values() if isinstance(value, Need))
+        return self._declared
 
     def needs_at(self, global_step: int, memory: Any) -> tuple[Need, ...]:
         """Return what `compute` asks for at a step, given what was remembered of earlier ones.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,10 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from cockpit.engine.needs import InForward, Moment, Observation
-from cockpit.engine.step import NotChecked, PerModule, PerParameter, Step
+from cockpit.engine.step import Missing, NotChecked, PerModule, PerParameter, Step
 from cockpit.gradients import Call
+from cockpit.quantities.layer_scales import LayerScales, Norms
 from cockpit.quantities.loss_graph import LossFacts, loss_facts
 from cockpit.quantities.quantity import Outcome, Quantity
+from cockpit.quantities.sample_coupling import SampleCoupling
+from cockpit.transforms import Need
 
 OF_MODE = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
 """Modules that compute something else in evaluation mode; those with a `dropout` above 0 as well."""
@@ -23,10 +27,15 @@ OF_DATA = (nn.Linear, nn.modules.conv._ConvNd)
 """Layers whose input has a scale that matters."""
 
 
+CLOSE, EVERY = 3, 8
+"""At the first tracked steps all is looked at, and then at every eighth: little of it changes."""
+
+
 class Entry(NamedTuple):
-    """What the optimizers know of a parameter: its learning rate, NaN for none, and how often it is listed."""
+    """What the optimizers know of a parameter: its rates, NaN for none, and how often it is listed."""
 
     rate: float | Tensor
+    decay: float
     times: int
 
 
@@ -41,13 +50,14 @@ class OptimizerEntries(Observation):
         if not step.optimizers:
             reason = "no optimizer is known: give it to the cockpit, Cockpit(..., optimizer=opt)"
             raise NotChecked(reason, usual=True)
-        entries = dict.fromkeys(step.parameters.values(), Entry(math.nan, 0))
+        entries = dict.fromkeys(step.parameters.values(), Entry(math.nan, math.nan, 0))
         for optimizer in step.optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     if parameter in entries:
                         times = entries[parameter].times + 1
-                        entries[parameter] = Entry(group.get("lr", math.nan), times)
+                        rate, decay = (group.get(k, math.nan) for k in ("lr", "weight_decay"))
+                        entries[parameter] = Entry(rate, decay, times)
         return PerParameter((name, entries[p]) for name, p in step.parameters.items())
 
 
@@ -133,15 +143,39 @@ class Modes(InForward):
         return any(training for training, _ in parts), any(matters for _, matters in parts)
 
 
+class DataPart(NamedTuple):
+    """What is to be known of data that a layer is given, to join it with others.
+
+    Args:
+        elements: Number of values.
+        mean: Their mean, `[]`.
+        squares: Mean square of each feature or channel, `[features]`.
+        low: The least value, `[]`.
+        high: The largest value, `[]`.
+    """
+
+    elements: int
+    mean: Tensor
+    squares: Tensor
+    low: Tensor
+    high: Tensor
+
+
 @dataclass(frozen=True)
 class OfData(InForward):
-    """Of the layers that are given data: count, mean, mean square, least and largest value, `[5]`.
+    """Of the layers that are given data: mean, mean square, extremes, and share of the largest feature, `[5]`.
 
-    Data are what does not depend on a trained parameter.
+    Data are what does not depend on a trained parameter. The share is that of one feature or channel in the sum
+    of all squares.
     """
 
     def see(self, name: str, call: Call, output: Any) -> Tensor | None:
         """Return the five."""
+        part = self.part(name, call, output)
+        return None if part is None else self.joined([part])
+
+    def part(self, name: str, call: Call, output: Any) -> DataPart | None:
+        """Return what the five of several batches together are made from."""
         if not isinstance(call.module, OF_DATA) or not call.args:
             return None
         x = call.args[0]
@@ -153,15 +187,21 @@ class OfData(InForward):
         ):
             return None
         x = x.detach().float()
-        count = x.new_tensor(x.numel())
-        return torch.stack([count, x.mean(), x.square().mean(), *torch.aminmax(x)])
+        spatial = 0 if isinstance(call.module, nn.Linear) else len(call.module.kernel_size)
+        features = x.dim() - 1 - spatial
+        others = [dim for dim in range(x.dim()) if dim != features]
+        squares = x.square()
+        by_feature = squares.mean(others) if others else squares
+        return DataPart(x.numel(), x.mean(), by_feature, *torch.aminmax(x))
 
-    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+    def joined(self, parts: Sequence[DataPart]) -> Tensor:
         """Return the five of all together."""
-        table = torch.stack(list(parts))
-        counts = table[:, :1]
-        means = (counts * table[:, 1:3]).sum(0) / counts.sum()
-        return torch.cat([counts.sum(0), means, table[:, 3].amin()[None], table[:, 4].amax()[None]])
+        total = sum(part.elements for part in parts)
+        mean = torch.stack([part.mean * (part.elements / total) for part in parts]).sum(0)
+        squares = torch.stack([part.squares * (part.elements / total) for part in parts]).sum(0)
+        low = torch.stack([part.low for part in parts]).amin()
+        high = torch.stack([part.high for part in parts]).amax()
+        return torch.stack([mean, squares.mean(), low, high, squares.amax() / squares.sum()])
 
 
 @dataclass(frozen=True)
@@ -181,19 +221,33 @@ class FirstAndWith:
         return global_step < self.first or any(one.is_due(global_step) for one in self.others)
 
 
+def is_close(times: int) -> bool:
+    """Whether it is time for a closer look, after so many times."""
+    return times < CLOSE or times % EVERY == 0
+
+
 @dataclass(frozen=True)
 class Wiring(Quantity):
     r"""How the training is put together: facts, and nothing to be drawn.
 
-    Formula: all of it is in the details. By parameter: ``learning_rate``, NaN where no known optimizer
-    has it; ``optimizers``, how often these list it; ``has_gradient``, whether the backward pass has left
-    a gradient; ``added_to``, norm of the gradient that was there before and that this was added to. By
-    layer that is given data: ``data/mean``, ``data/rms``, ``data/min`` and ``data/max``. Of the model:
+    Formula: all of it is in the details. By parameter: ``learning_rate`` and ``weight_decay``, NaN where
+    no known optimizer has it; ``optimizers``, how often these list it; ``has_gradient``, whether the
+    backward pass has left a gradient; ``added_to``, norm of the gradient that was there before and that
+    this was added to. By layer that is given data: ``data/mean``, ``data/rms``, ``data/min``, ``data/max`` and
+    ``data/largest_share``, the share of one feature or channel in the sum of all squares. By linear layer and
+    convolution: ``layers/gain``, ``layers/twins`` and ``layers/input``: see
+    `cockpit.quantities.layer_scales.LayerScales`. By module, once: ``coupling/share`` and
+    ``coupling/by_design``: see `cockpit.quantities.sample_coupling.SampleCoupling`; ``norms/count``,
+    how many normalisation layers there are, and ``norms/layers``, which. Of the model:
     ``modes/training``, whether it is in training mode, ``modes/matter``, how many modules go by that,
     and ``modes/evaluating``, how many of these are in evaluation mode. Of the loss, as its graph
     shows: ``loss/classes`` and ``loss/over_guess``, the loss over that of a blind guess,
-    :math:`\log C` for each of the targets, where it is a cross-entropy, and 1 for what is wrong with
+    :math:`\log C` for each of the targets, where it is a cross-entropy, ``loss/weight``, the sum of the targets'
+    weights, 1 for a mean, and 1 for what is wrong with
     what goes into it: see `cockpit.quantities.loss_graph.LossFacts`.
+
+    Learning rates, modes and ``added_to`` are looked at whenever it is tracked; the rest at the first three of
+    these steps and at every eighth.
 
     How to read it: leave that to the doctor.
 
@@ -208,12 +262,41 @@ class Wiring(Quantity):
     arrivals = Arrivals()
     modes = Modes()
     data = OfData()
+    layers = LayerScales()
+    norms = Norms()
+    places = SampleCoupling.places
+    coupling = SampleCoupling()
+
+    def needs_at(self, global_step: int, memory: Any) -> tuple[Need, ...]:
+        """Return the needs of a step: which layers normalise and where samples meet is found out once."""
+        memory = memory or {}
+        needs: list[Need] = [self.entries, self.leftover, self.arrivals, self.modes]
+        if is_close(memory.get("times", 0)):
+            needs += [self.of_loss, self.data, self.layers]
+        if "coupling" not in memory:
+            needs += [self.norms, self.places, self.coupling]
+        return tuple(needs)
+
+    def remember(self, step: Step) -> Any:
+        """Remember how often it has looked, and that it has been found out where samples meet."""
+        memory = {**(step.memory or {})}
+        memory["times"] = memory.get("times", 0) + 1
+        if self.coupling in step.values and not isinstance(step.values[self.coupling], Missing):
+            memory["coupling"] = 1
+        return memory
 
     def compute(self, step: Step) -> Outcome:
         """Return the facts that could be had."""
         details: dict[str, Any] = {}
         reasons = []
-        for part in (self._of_optimizers, self._of_gradients, self._of_modules, self._of_loss):
+        for part in (
+            self._of_optimizers,
+            self._of_gradients,
+            self._of_modules,
+            self._of_layers,
+            self._of_loss,
+            self._of_samples,
+        ):
             try:
                 details |= part(step)
             except NotChecked as error:
@@ -224,22 +307,25 @@ class Wiring(Quantity):
 
     def _of_optimizers(self, step: Step) -> dict[str, Any]:
         entries = step[self.entries]
+        rates = PerParameter((name, one.rate) for name, one in entries.items())
+        if self.data not in step.values:
+            return {"learning_rate": rates}
         return {
-            "learning_rate": PerParameter((name, one.rate) for name, one in entries.items()),
+            "learning_rate": rates,
+            "weight_decay": PerParameter((name, one.decay) for name, one in entries.items()),
             "optimizers": PerParameter((name, one.times) for name, one in entries.items()),
         }
 
     def _of_gradients(self, step: Step) -> dict[str, Any]:
         arrivals = step[self.arrivals]
-        return {
-            "has_gradient": PerParameter(
-                (name, int(there)) for name, (there, _) in arrivals.items()
-            ),
-            "added_to": PerParameter((name, norm) for name, (_, norm) in arrivals.items()),
-        }
+        added = PerParameter((name, norm) for name, (_, norm) in arrivals.items())
+        if self.data not in step.values:
+            return {"added_to": added}
+        there = PerParameter((name, int(there)) for name, (there, _) in arrivals.items())
+        return {"has_gradient": there, "added_to": added}
 
     def _of_modules(self, step: Step) -> dict[str, Any]:
-        modes, data = step[self.modes], step[self.data]
+        modes = step[self.modes]
         of_mode = [training for training, matters in modes.values() if matters]
         root = list(modes.values())[-1:]  # a module returns after those that it contains
         return {
@@ -248,16 +334,43 @@ class Wiring(Quantity):
                 "matter": len(of_mode),
                 "evaluating": len(of_mode) - sum(of_mode),
             },
-            "data": dict(_columns(data)),
+        }
+
+    def _of_layers(self, step: Step) -> dict[str, Any]:
+        if self.data not in step.values:
+            return {}
+        return {
+            "data": dict(_columns(step[self.data])),
+            "layers": dict(_of_layers(step[self.layers])),
         }
 
     def _of_loss(self, step: Step) -> dict[str, Any]:
+        if self.of_loss not in step.values:
+            return {}
         facts: LossFacts = step[self.of_loss]
         return {"loss": facts.record()}
+
+    def _of_samples(self, step: Step) -> dict[str, Any]:
+        if self.coupling not in step.values:  # known already
+            return {}
+        facts: dict[str, Any] = {
+            "batch_size": step.batch_size,
+            "norms": {"count": len(step[self.norms]), "layers": step[self.norms]},
+        }
+        with suppress(NotChecked):
+            shares, by_design = step[self.coupling]
+            facts["coupling"] = {"share": shares, "by_design": by_design}
+        return facts
 
 
 def _columns(data: PerModule) -> Iterator[tuple[str, PerModule]]:
     """Yield the statistics of the data by their names, each by layer."""
-    for place, name in ((1, "mean"), (2, "rms"), (3, "min"), (4, "max")):
+    for place, name in enumerate(("mean", "rms", "min", "max", "largest_share")):
         values = ((layer, five[place]) for layer, five in data.items())
         yield name, PerModule((k, v.sqrt() if name == "rms" else v) for k, v in values)
+
+
+def _of_layers(scales: PerModule) -> Iterator[tuple[str, PerModule]]:
+    """Yield the scales of the layers by their names, each by layer."""
+    for place, name in enumerate(("gain", "twins", "input")):
+        yield name, PerModule((layer, three[place]) for layer, three in scales.items())

@@ -560,6 +560,8 @@ def test_masks(masks: str, batch_first: bool, piece: int, monkeypatch: Any) -> N
     logits = torch.stack([q[..., s] @ k[..., s].mT / 2 for s in (slice(4), slice(4, 8))], 1)
     largest = logits.abs()[allowed].max()
     assert found["largest_logit/attention"] == pytest.approx(largest.item(), rel=1e-9)
+    room = allowed.sum(-1).double().log().mean((0, 2))  # that each head could have at most
+    assert found["spread/attention"] == pytest.approx((entropy / room).mean().item(), rel=1e-6)
 
 
 def test_attention_between_different_widths() -> None:
@@ -608,8 +610,11 @@ def test_attention_that_returns_its_weights() -> None:
     x = random(3, 4, 8)
     found = attended(model, x)
     weights = model.attention(x)[1].detach()
-    entropy = -(weights * weights.log()).sum(-1).mean()
-    assert found == {"entropy/attention": pytest.approx(entropy.item(), rel=1e-6)}
+    entropy = -(weights * weights.log()).sum(-1).mean().item()
+    assert found == {
+        "entropy/attention": pytest.approx(entropy, rel=1e-6),
+        "spread/attention": pytest.approx(entropy / math.log(4), rel=1e-6),
+    }
 
 
 class BiasedAttention(SelfAttention):
@@ -625,7 +630,7 @@ def test_attention_that_returns_more_of_the_shape_of_its_weights() -> None:
     model, x = Attends(BiasedAttention(True).double()), random(3, 4, 8)
     weights = model.attention(x)[2].detach()
     entropy = -(weights * weights.log()).sum(-1).mean()
-    assert attended(model, x) == {"entropy/attention": pytest.approx(entropy.item(), rel=1e-6)}
+    assert attended(model, x)["entropy/attention"] == pytest.approx(entropy.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -650,7 +655,7 @@ def test_attention_that_cannot_be_had_is_noted_once(module: nn.Module, reason: s
     watch = Cockpit(model, [AttentionStats()])
     for step in range(3):
         track(watch, model, step, torch.randn(3, 4, 8))
-        assert parts(watch, step).keys() == {"largest_logit/good"}
+        assert parts(watch, step).keys() == {"spread/good", "largest_logit/good"}
     events = watch.run().events()
     assert list(events["subject"]) == ["AttentionStats/bad"]
     assert list(events["kind"]) == ["not-checked"]

@@ -62,6 +62,7 @@ def activations(outputs: Outputs) -> dict[str, list[float]]:
             "kurtosis": ((x - x.mean()) ** 4).mean() / x.var() ** 2 - 3,
             "zeros": (x == 0).mean(),
             "dormant": (activity <= 0.025 * activity.mean()).double().mean(),
+            "dead": (activity == 0).double().mean(),
         }
         if kind == "Tanh":
             of_one["saturated"] = (abs(x) > 0.95).mean()
@@ -77,7 +78,16 @@ def histogram(values: torch.Tensor, bins: int, low: float, high: float) -> list[
 
 def attention(logits: torch.Tensor, weights: torch.Tensor) -> dict[str, list[Any]]:
     entropy = -(weights * weights.log()).sum(-1).mean(2).mean(0)
-    return {"entropy": [entropy], "largest_logit": [logits.abs().max()]}
+    return {
+        "entropy": [entropy],
+        "spread": [entropy.mean() / np.log(weights.shape[-1])],
+        "largest_logit": [logits.abs().max()],
+    }
+
+
+def along(grad: dict[str, torch.Tensor], s: Truth) -> torch.Tensor:
+    """The slope along the update of a step, of some gradient."""
+    return torch.cat([grad[p].flatten() for p in s.names]) @ s.d
 
 
 REFERENCE: dict[str, Callable[[Truth], Any]] = {
@@ -106,6 +116,7 @@ REFERENCE: dict[str, Callable[[Truth], Any]] = {
         "squared_norm": (g2 := (s.n * s.g @ s.g - (s.G**2).sum() / s.n) / (s.n - 1)),
         "trace": (t := s.G.var(0).sum()),
         "noise_scale": t / g2,
+        "noise_share": t / (s.n * s.g @ s.g),
     },
     "InnerTest": lambda s: (
         (((s.G @ s.g) ** 2).sum() - s.n * (s.g @ s.g) ** 2) / ((s.n - 1) * s.n * (s.g @ s.g) ** 2)
@@ -134,10 +145,24 @@ REFERENCE: dict[str, Callable[[Truth], Any]] = {
     },
     "Parameters": lambda s: [s.before[p].tolist() for p in s.names],
     "PerSampleOutliers": lambda s: outliers(s.G.norm(dim=1).numpy(), 3),
+    "Shrinkage": lambda s: s.per_parameter(
+        lambda p: (
+            -((s.after[p] - s.before[p]) * s.before[p]).sum()
+            / ((s.after[p] - s.before[p]).norm() * s.before[p].norm())
+        )
+    ),
     "UpdateRatio": lambda s: s.per_parameter(
         lambda p: (s.after[p] - s.before[p]).norm() / s.before[p].norm()
     ),
     "UpdateSize": lambda s: s.per_parameter(lambda p: (s.after[p] - s.before[p]).norm()),
+    "UpdateSlopes": lambda s: (
+        s.next
+        and {
+            "start": (start := along(s.grad, s)),
+            "end": (end := along(s.next.grad, s)),
+            "ratio": -end / start,
+        }
+    ),
 }
 """From the truth of a step to the value; None where there is none."""
 

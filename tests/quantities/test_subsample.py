@@ -113,7 +113,13 @@ def root(deviations: Tensor, n: int, scale: Tensor) -> Tensor:
 def noise_scale(x: Drawn) -> dict[str, Tensor]:
     trace = x.deviations.sum(1).mean() * x.s.n / (x.s.n - 1)
     signal = x.square - trace / x.s.n
-    return {"noise_scale": trace / signal, "trace": trace, "squared_norm": signal}
+    share = trace / (x.s.n * x.square)
+    return {
+        "noise_scale": trace / signal,
+        "trace": trace,
+        "squared_norm": signal,
+        "noise_share": share,
+    }
 
 
 def alignment(x: Drawn) -> dict[str, Tensor]:

@@ -24,5 +24,5 @@ def linear(
         "weight": Products(batch, module.weight.shape, a.mT.unsqueeze(1), b.mT.unsqueeze(1))
     }
     if module.bias is not None:
-        handles["bias"] = Dense(batch, b.sum(1))
+        handles["bias"] = Dense(batch, b[:, 0] if b.shape[1] == 1 else b.sum(1))
     return handles

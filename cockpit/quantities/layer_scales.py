@@ -1,0 +1,84 @@
+"""What the layers begin with: the scale of their weights and of what they are given, and equal units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cockpit.engine.needs import InForward
+from cockpit.gradients import Call
+
+WEIGHTED = (nn.Linear, nn.modules.conv._ConvNd)
+"""Layers whose weights are sums over inputs, with one row of weights for each unit."""
+
+ROWS = 64
+"""Units of a layer that are compared with each other."""
+
+EQUAL = 1e-3
+"""Distance of two units' weights, relative to their norms, up to which they are the same. Random weights of
+n inputs are about the square root of 2 apart, and closer than this with a chance of about 0.001^n."""
+
+
+@dataclass(frozen=True)
+class LayerScales(InForward):
+    r"""Of every linear layer and convolution: gain, share of twins, and size of the input, `[3]`.
+
+    The *gain* is the root mean square norm of a unit's weights, :math:`\lVert W \rVert_F / \sqrt{units}`:
+    the factor by which the layer scales an uncorrelated input. *Twins* are units whose weights are those of
+    another unit; the share is among at most `ROWS` units, evenly spread, and 0 for weights of zeros. The
+    size of the input is its root mean square.
+    """
+
+    def see(self, name: str, call: Call, output: Any) -> Tensor | None:
+        """Return the three."""
+        if not isinstance(call.module, WEIGHTED) or not call.args:
+            return None
+        x, weight = call.args[0], call.module._parameters.get("weight")
+        if weight is None or not isinstance(x, Tensor) or not x.numel():
+            return None
+        rows = rows_of(call.module, weight.detach())
+        gain = torch.linalg.vector_norm(rows.float()) / len(rows) ** 0.5
+        size = torch.linalg.vector_norm(x.detach().float()) / x.numel() ** 0.5
+        return torch.stack([gain, twins(rows), size])
+
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return those of all processes: their weights are the same, and their inputs equally many."""
+        table = torch.stack(list(parts))
+        return torch.cat([table[0, :2], table[:, 2:].square().mean(0).sqrt()])
+
+
+@dataclass(frozen=True)
+class Norms(InForward):
+    """Which modules are normalisation layers, by the names of their classes: 1 for each of them."""
+
+    def see(self, name: str, call: Call, output: Any) -> int | None:
+        """Return 1 for one of them."""
+        return 1 if "Norm" in type(call.module).__name__ else None
+
+    def joined(self, parts: Sequence[int]) -> int:
+        """Return 1."""
+        return 1
+
+
+def rows_of(module: nn.Module, weight: Tensor) -> Tensor:
+    """Return the weights of each unit, `[units, inputs]`."""
+    if isinstance(module, nn.modules.conv._ConvTransposeNd):
+        weight = weight.transpose(0, 1)
+    return weight.flatten(1)
+
+
+def twins(rows: Tensor) -> Tensor:
+    """Return the share of units that have the weights of another one, `[]`."""
+    rows = rows[:: -(-len(rows) // ROWS)].float()
+    if len(rows) < 2:
+        return rows.new_zeros(())
+    products = rows @ rows.T
+    squares = products.diagonal()
+    apart = squares[:, None] + squares - 2 * products
+    apart.fill_diagonal_(torch.inf)
+    nearest = apart.amin(1)
+    return ((nearest <= EQUAL**2 * squares) & (squares > 0)).float().mean()
