@@ -243,6 +243,29 @@ def read_subsample(subsample: Any) -> int | None:
     return count
 
 
+def read_retention(retention: Any) -> int | None:
+    """Return how many of the last arrays of each series the run file keeps in any case, None for all.
+
+    Raises:
+        InvalidType: if it is no whole number.
+        InvalidArgument: if it is less than 1.
+    """
+    if retention is None:
+        return None
+    try:
+        count = operator.index(retention)
+    except TypeError:
+        raise InvalidType(
+            "retention must be a whole number, the histograms of each kind that all stay in the run file, or "
+            f"None for all, got {_kind(retention)}."
+        ) from None
+    if count < 1:
+        raise InvalidArgument(
+            f"retention must be at least 1, got {count}. Leave it out to keep all."
+        )
+    return count
+
+
 def read_step(global_step: Any) -> int:
     """Return the number of a step.
 

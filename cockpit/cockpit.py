@@ -6,7 +6,7 @@ import logging
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +16,7 @@ from backpack.extensions.backprop_extension import BackpropExtension
 from torch import nn
 
 from cockpit._version import __version__
+from cockpit.agenda import due_at, may_be_due
 from cockpit.arguments import (
     free_name,
     read_batch_dim,
@@ -28,6 +29,7 @@ from cockpit.arguments import (
     read_optimizers,
     read_parameters,
     read_quantities,
+    read_retention,
     read_step,
     read_subsample,
 )
@@ -44,9 +46,9 @@ from cockpit.doctor import (
     read_rules,
 )
 from cockpit.engine import Engine, Extended, InForward, Losses, Observation, Plan, Step
-from cockpit.engine.distributed import described, ranks_of
+from cockpit.engine.distributed import Ranks, described, ranks_of
 from cockpit.engine.plan import merged
-from cockpit.errors import CockpitError, InvalidArgument, Unsupported, warn
+from cockpit.errors import CockpitError, InvalidArgument, NotARunFile, Unsupported, warn
 from cockpit.findings import Finding
 from cockpit.forwarding import ForwardingWriter, Tracker, read_trackers
 from cockpit.gradients import MEMORY_BUDGET
@@ -132,6 +134,9 @@ class Cockpit(Recording):
             model and this module have BackPACK's hooks, and after `close` no more. Otherwise it is
             left alone.
         memory_budget: Bytes that dense pieces of individual gradients may take at a time.
+        retention: How many of the last arrays (histograms, spectra) of each kind all stay in the run file.
+            Of older ones every second stays, of still older ones every fourth, and so on, so that a long run
+            takes little room; numbers all stay. Without it, all arrays do.
         trackers: Experiment trackers to forward everything to as well, such as
             `cockpit.integrations.tensorboard.TensorBoardTracker`.
         batch_dim: Dimension of the model's input, and of the activations, in which the samples lie, 0 or
@@ -184,6 +189,7 @@ class Cockpit(Recording):
         loss_function: nn.Module | None = None,
         memory_budget: int = MEMORY_BUDGET,
         resume: bool = False,
+        retention: int | None = None,
         trackers: Iterable[Tracker] = (),
         batch_dim: int | None = None,
         audit: bool = True,
@@ -208,6 +214,7 @@ class Cockpit(Recording):
         self._loss_function = read_loss_function(loss_function)
         self._batch_dim = read_batch_dim(batch_dim)
         self._subsample = read_subsample(subsample)
+        retention = read_retention(retention)
         self._extended: Extended | None = None
         self._closed = False
         self._last_entered = -1
@@ -234,21 +241,25 @@ class Cockpit(Recording):
         if self._ranks is None or self._ranks.rank == 0:
             settings = (
                 self._settings(optimizers, reduction, memory_budget, seed)
-                | {"overhead": overhead, "subsample": self._subsample}
+                | {"overhead": overhead, "subsample": self._subsample, "retention": retention}
                 | {"coverage": None if coverage is None else coverage.record()}
             )
             infos = [
                 ParameterInfo(name, tuple(p.shape), str(p.dtype).removeprefix("torch."))
                 for name, p in named.items()
             ]
+            about: dict[str, Any] = {
+                "settings": settings,
+                "parameters": infos,
+                "resume": resume,
+                "retention": retention,
+            }
             if rules:
                 record = Record(settings, infos, bounded=True)
                 self._doctor = Doctor(record, rules, reactions)
-                self._writer = AttendedWriter(
-                    log, settings=settings, parameters=infos, resume=resume, attended=record
-                )
+                self._writer = AttendedWriter(log, attended=record, **about)
             else:
-                self._writer = RunWriter(log, settings=settings, parameters=infos, resume=resume)
+                self._writer = RunWriter(log, **about)
         if trackers and not isinstance(self._writer, SilentWriter):
             self._writer = ForwardingWriter(self._writer, trackers)
         self._reports = RunReports(self._writer, self._quantities, strict)
@@ -299,7 +310,8 @@ class Cockpit(Recording):
     def overhead(self) -> float:
         """What tracking has taken so far, as a share of the time of the training without it; NaN if not known.
 
-        It is measured where there is a budget, see `cockpit.schedules.budget`.
+        It is measured where there is a budget, see `cockpit.schedules.budget`, and has what the ``with``
+        blocks take at every step, tracked or not. On a CPU the time is the processor's, of the training's thread.
         """
         return self._budget.taken
 
@@ -454,7 +466,7 @@ class Cockpit(Recording):
             engine.updates.add(read_optimizers(info["optimizer"]))
         if self._needs_start:
             engine.remember_start()
-        due = {n: q for n, q in self._quantities.items() if q.is_due(global_step)}
+        due = due_at(self._quantities, global_step)
         if due and global_step <= self._last_tracked:
             raise InvalidArgument(
                 f"Step {global_step} comes after step {self._last_tracked}, which was tracked "
@@ -596,17 +608,9 @@ class Cockpit(Recording):
         if self._doctor is not None:
             self._doctor.visit(self._writer.finding)
 
-    @contextmanager
-    def _leaving_word(self, error: BaseException | None = None) -> Iterator[None]:
+    def _leaving_word(self, error: BaseException | None = None) -> AbstractContextManager[None]:
         """Let other processes, if there are any, know of an error that was raised."""
-        if self._ranks is not None and error is not None:
-            self._ranks.leave(error)
-        try:
-            yield
-        except BaseException as raised:
-            if self._ranks is not None:
-                self._ranks.leave(raised)
-            raise
+        return nullcontext() if self._ranks is None else _leaving_word(self._ranks, error)
 
     def _expect(self, global_step: int | None) -> None:
         """Get ready for the forward pass of the step that comes next; None where any may come."""
@@ -632,8 +636,7 @@ class Cockpit(Recording):
         self._dozes = self._dozes and not self._engine.overslept
         coming = [] if failed or not self._dozes else self._pace.coming
         may_rest = bool(coming) and not self._engine.awaits_forward
-        due = (_may_be_due(q, step) for step in coming for q in self._quantities.values())
-        recorder.rest(may_rest and not any(due))
+        recorder.rest(may_rest and not any(may_be_due(self._quantities, step) for step in coming))
 
     # -- for scripts written for Cockpit 1.0 --------------------------------------------------------
 
@@ -723,7 +726,8 @@ class Cockpit(Recording):
             )
         if self._doctor is not None:
             self._writer.flush()
-            with RunFile(self._writer.path) as file:
+            # While the disk is full, there may be no file yet.
+            with suppress(NotARunFile), RunFile(self._writer.path) as file:
                 self._doctor.remember(file.findings())
         self._engine.load_state_dict(state["engine"], self._quantities)
         self._reports.load_state_dict(state["reports"])
@@ -759,11 +763,15 @@ class Cockpit(Recording):
         self.close()
 
 
-def _may_be_due(quantity: Quantity, global_step: int) -> bool:
+@contextmanager
+def _leaving_word(ranks: Ranks, error: BaseException | None) -> Iterator[None]:
+    if error is not None:
+        ranks.leave(error)
     try:
-        return quantity.is_due(global_step)
-    except Exception:  # a schedule may end; on entry it can say so
-        return True
+        yield
+    except BaseException as raised:
+        ranks.leave(raised)
+        raise
 
 
 class _Watched:

@@ -46,9 +46,9 @@ class RunReports:
 
     def results(self, results: list[Result]) -> None:
         """Write the results of a moment, of one step or two."""
-        good = [result for result in results if not isinstance(result.value, Missing)]
+        results, written = _written(results)
         of_steps: dict[int, list[Row]] = {}
-        for result, rows in zip(good, rows_of([(r.quantity, r.value) for r in good]), strict=True):
+        for result, rows in written:
             of_steps.setdefault(result.global_step, []).extend(rows)
         for step in sorted(of_steps):
             self._writer.record(step, of_steps[step], tracked=step > self._recorded)
@@ -214,3 +214,16 @@ class RunReports:
         failures, self._failures = self._failures, []
         if self._strict and failures:
             raise CockpitError("\n".join(failures))
+
+
+def _written(results: list[Result]) -> tuple[list[Result], list[tuple[Result, list[Row]]]]:
+    """Return the rows of the results that have a value; one that cannot be written becomes a `Missing`."""
+    good = [result for result in results if not isinstance(result.value, Missing)]
+    try:
+        return results, list(zip(good, rows_of([(r.quantity, r.value) for r in good]), strict=True))
+    except Exception as error:
+        if len(results) == 1:
+            result, reason = results[0], f"{type(error).__name__}: {error}"
+            return [Result(result.global_step, result.quantity, Missing(reason))], []
+    each = [_written([result]) for result in results]  # for the sake of the others
+    return [r for one, _ in each for r in one], [row for _, rows in each for row in rows]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from cockpit.engine import PerModule, PerParameter, to_host
+from cockpit.errors import InvalidType
 from cockpit.log import Row
 from cockpit.quantities import Outcome
 
@@ -36,6 +38,12 @@ def _rows(name: str, leaves: Sequence[Leaf], arrays: Iterator[np.ndarray]) -> li
             plain = np.asarray(plain)
         if isinstance(plain, np.ndarray) and plain.ndim == 0:
             plain = plain.item()
+        is_array = isinstance(plain, np.ndarray) and plain.dtype.kind not in "OUS"
+        if not is_array and not isinstance(plain, Real | np.bool_):
+            # Here, where it costs this value alone, and not the others of the step.
+            raise InvalidType(
+                f"the value is of type {type(plain).__name__}. Give a number or an array of numbers."
+            )
         rows.append(Row(name, plain, key, parameter, detail))
     return rows
 

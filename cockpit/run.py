@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from cockpit.errors import InvalidArgument
+from cockpit.errors import InvalidArgument, NotARunFile
 from cockpit.findings import Finding
 from cockpit.log import JsonFile, RunFile, Series, open_file, with_ending
 
@@ -23,6 +23,9 @@ Numbers = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 OVERLAP = 200
 """Steps that `Run.refresh` reads anew: a value may be known some steps after its own."""
+
+MAX_ARRAY_BYTES = 2**32
+"""Bytes of arrays that are read at once: a small file may hold many of zeros, which take no room in it."""
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
@@ -37,7 +40,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     Raises:
         NotARunFile: There is no such file, or it is no run file.
     """
-    if not Path(path).expanduser().exists() and with_ending(path).exists():
+    if not os.path.exists(Path(path).expanduser()) and os.path.exists(with_ending(path)):
         path = with_ending(path)
     return Run(path)
 
@@ -231,7 +234,7 @@ class Run:
             reach = 1
             while own and first is not None and last is not None:
                 start = None if last - reach < first else last - reach + 1
-                rows = [row for one in own for row in file.arrays(one.id, start=start)]
+                rows = [row for one in own for row in _bounded(file.arrays(one.id, start=start))]
                 step = max((step for _, step, _ in rows), default=None)
                 if step is not None:
                     found = [(_part(one), array) for one, at, array in rows if at == step]
@@ -263,7 +266,9 @@ class Run:
             return pd.DataFrame(
                 {
                     "step": pd.array([event.step for event in events], dtype="Int64"),
-                    "time": pd.to_datetime([event.wall for event in events], unit="s", utc=True),
+                    "time": pd.to_datetime(
+                        [event.wall for event in events], unit="s", utc=True, errors="coerce"
+                    ),
                     "kind": pd.Series([event.kind for event in events], dtype="str"),
                     "subject": pd.Series([event.subject for event in events], dtype="str"),
                     "message": pd.Series([event.message for event in events], dtype="str"),
@@ -389,7 +394,7 @@ class Run:
     def _arrays(self, one: Series) -> list[tuple[int, np.ndarray]]:
         found = self._read(
             ("arrays", one.id),
-            lambda file: [(step, array) for _, step, array in file.arrays(one.id)],
+            lambda file: [(step, array) for _, step, array in _bounded(file.arrays(one.id))],
         )
         return found if self._series().get(one.id) == one else []
 
@@ -470,11 +475,28 @@ def _continued(file: RunFile, kind: str, series: int | None, found: Any) -> Any:
         return tuple(np.concatenate([a[:kept], b]) for a, b in zip(found, new, strict=True))
     kept = max(len(found) - OVERLAP, 0)
     start = found[kept][0] if kept else None
-    return found[:kept] + [(step, array) for _, step, array in file.arrays(series, start=start)]
+    rows = _bounded(file.arrays(series, start=start))
+    return found[:kept] + [(step, array) for _, step, array in rows]
 
 
 def _all_arrays(file: RunFile | JsonFile) -> list[tuple[int, int, np.ndarray]]:
-    return [(one.id, step, array) for one, step, array in file.arrays()]
+    return [(one.id, step, array) for one, step, array in _bounded(file.arrays())]
+
+
+def _bounded(
+    arrays: Iterable[tuple[Series, int, np.ndarray]],
+) -> Iterator[tuple[Series, int, np.ndarray]]:
+    """Yield arrays that will be in memory together, unless they are too large for that."""
+    total = 0
+    for one, step, array in arrays:
+        total += array.nbytes
+        if total > MAX_ARRAY_BYTES:
+            raise NotARunFile(
+                f"the arrays of {one.quantity} and what is read with them take more than "
+                f"{MAX_ARRAY_BYTES} bytes of memory. Read one part, run.arrays(quantity, part), or "
+                "one array after the other, cockpit.log.RunFile(path).arrays()."
+            )
+        yield one, step, array
 
 
 def _rows_of(one: Series, ids: np.ndarray) -> slice:

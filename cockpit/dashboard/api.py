@@ -16,7 +16,7 @@ import anyio
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import (
     FileResponse,
     PlainTextResponse,
@@ -83,7 +83,11 @@ def application(
     app = Starlette(
         routes=routes,
         middleware=middleware,
-        exception_handlers={CockpitError: pages.user_error, OSError: pages.gone},
+        exception_handlers={
+            CockpitError: pages.user_error,
+            OSError: pages.gone,
+            ClientDisconnect: pages.left,
+        },
     )
     pages.guard = Guard(app, names, addresses, token, cookie)
     return pages.guard
@@ -187,6 +191,9 @@ class _Pages:
 
     async def gone(self, request: Request, error: Exception) -> Response:
         return Json({"error": "The file cannot be read any more."}, 404)
+
+    async def left(self, request: Request, error: Exception) -> Response:
+        return Response(status_code=400)  # to nobody: who asked has hung up
 
     async def _work(self, do: Callable[..., Any], *arguments: Any) -> Any:
         """Do what reads files, in a thread; whoever waits too long is told so."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import math
 import re
 import secrets
+import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
@@ -189,15 +191,16 @@ class Guard:
 
 
 def _bounded(receive: Receive) -> Receive:
-    """Return a `receive` that gives up on a body that is too large or takes too long."""
-    seen = 0
+    """Return a `receive` that gives up on a body that is too large or, as a whole, takes too long."""
+    seen, end = 0, math.inf
 
     async def receive_some() -> Message:
-        nonlocal seen
+        nonlocal seen, end
+        end = min(end, time.monotonic() + BODY_SECONDS)  # from when on somebody waits for it
         if seen < 0:  # all of it has come: what follows is that the browser hangs up, whenever
             return await receive()
         try:
-            message = await asyncio.wait_for(receive(), BODY_SECONDS)
+            message = await asyncio.wait_for(receive(), max(0.0, end - time.monotonic()))
         except asyncio.TimeoutError:
             raise HTTPException(408, "The request took too long.") from None
         seen += len(message.get("body", b""))

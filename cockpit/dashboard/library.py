@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
@@ -91,16 +91,20 @@ class Library:
             and 0 < len(parts) <= MAX_DEPTH
             and (self.place.is_dir() or name == self.place.name)
         )
-        if fine:
-            path = self.folder
-            for part in parts:
-                path = path / part
-                if path.is_symlink():
-                    break
-            else:
-                if path.resolve().is_relative_to(self.folder) and _is_run(path):
-                    return path
+        if fine and self._reaches(parts):
+            path = self.folder.joinpath(*parts)
+            if _is_run(path):
+                return path
         raise NotThere(f"there is no run {name!r} in this folder")
+
+    def _reaches(self, parts: Sequence[str]) -> bool:
+        """Whether a path below the folder passes no symbolic link and stays below the folder."""
+        path = self.folder
+        for part in parts:
+            path = path / part
+            if os.path.islink(path):
+                return False
+        return Path(os.path.realpath(path)).is_relative_to(self.folder)
 
 
 def stamp(path: Path) -> Stamp:
@@ -140,15 +144,20 @@ def _run_files(folder: Path) -> Iterator[tuple[Path, float]]:
                 yield path, changed(stamp(path))
 
 
+def _no_waiting(path: str, flags: int) -> int:
+    """Open a file; not through a link, and without waiting, should a pipe have taken its place."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+
+
 def _is_run(path: Path) -> bool:
     """Return whether the file is a regular one that starts as a run file does."""
     try:
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode):
             return False
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_no_waiting) as file:
             start = file.read(128)
-    except OSError:
+    except (OSError, ValueError):
         return False
     if is_database(start[:16]):
         # A run that has just begun may still have all of its first page in its helper file.

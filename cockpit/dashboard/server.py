@@ -27,8 +27,14 @@ __all__ = ["DEFAULT_PORT", "Server"]
 DEFAULT_PORT = 8642
 PORTS_TRIED = 20
 SHORTEST_TOKEN = 12
-MAX_CONNECTIONS = 128
+MAX_CONNECTIONS = 512
+CROWDED = 256
+"""Connections from which on the one that has kept the page waiting for longest makes room for a new one."""
+
 HEADER_SECONDS = 10.0
+STALLED_SECONDS = 30.0
+"""How long nothing of an answer may be taken by who asked for it."""
+
 START_SECONDS = 20.0
 
 
@@ -196,25 +202,40 @@ def _listen(host: str, port: int | None) -> socket.socket:
 class _Impatient(H11Protocol):
     """Speaks HTTP with who asks soon: a connection that stays silent or dribbles is closed.
 
-    uvicorn waits for a request's headers for ever; a few hundred such connections would keep
-    everybody else out.
+    uvicorn waits for a request's headers, and for an answer to be taken, for ever; a few hundred such
+    connections would keep everybody else out. So they are closed after a while, and at once where
+    there are many and somebody else comes.
     """
 
     def connection_made(self, transport) -> None:  # type: ignore[no-untyped-def]
         """Begin to wait for the first request."""
         super().connection_made(transport)
+        self._answered, self._untaken = 0, 0
+        self._since = self.loop.time()
         self._patience = self.loop.call_later(HEADER_SECONDS, self._check, 0)
-        self._answered = 0
+        self._stalled = self.loop.call_later(STALLED_SECONDS, self._check_taken)
+        if len(self.connections) > CROWDED:
+            others = (one for one in self.connections if isinstance(one, _Impatient))
+            slow = [one for one in others if one is not self and one.keeps_waiting]
+            if slow:
+                min(slow, key=lambda one: one._since).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
         self._patience.cancel()
+        self._stalled.cancel()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
         """Begin to wait for the next request."""
         self._answered += 1
+        self._since = self.loop.time()
         super().on_response_complete()
+
+    @property
+    def keeps_waiting(self) -> bool:
+        """Whether the page waits for who is at the other end: to ask, or to take the answer."""
+        return self.conn.their_state in (h11.IDLE, h11.SEND_BODY) or self.flow.write_paused
 
     def _check(self, answered: int) -> None:
         waiting = self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is None
@@ -222,3 +243,11 @@ class _Impatient(H11Protocol):
             self.transport.close()
             return
         self._patience = self.loop.call_later(HEADER_SECONDS, self._check, self._answered)
+
+    def _check_taken(self) -> None:
+        untaken = self.transport.get_write_buffer_size()
+        if untaken and untaken == self._untaken:
+            self.transport.abort()
+            return
+        self._untaken = untaken
+        self._stalled = self.loop.call_later(STALLED_SECONDS, self._check_taken)

@@ -29,7 +29,7 @@ def fashion_mnist() -> Images:
     """
     with (
         (files("cockpit") / "data" / "fashion_mnist_5k.npz").open("rb") as file,
-        np.load(file) as data,
+        np.load(file, allow_pickle=False) as data,
     ):
         x_train, x_test = (torch.from_numpy(data[name]).float() for name in ("x_train", "x_test"))
         y_train, y_test = (torch.from_numpy(data[name]).long() for name in ("y_train", "y_test"))

@@ -4,6 +4,9 @@ An array is first a row of its own in ``arrays``: readable at once, and safe wha
 process. When a series has enough of them they become one row of ``blocks``, which takes a fraction. The
 blocks of a series do not overlap, and no single row lies within one: sorted by their first steps, blocks
 and single rows are in the order of the steps.
+
+Where the run has a retention, the older arrays of a series are thinned whenever it is packed (see
+`cockpit.log.retention`).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from cockpit.log.blocks import (
     unpack_block,
     unpack_steps,
 )
+from cockpit.log.retention import superfluous
 from cockpit.log.schema import DTYPES, PackedArray, compress, pack, sizes_of, unpack
 
 LARGEST = BLOCK_BYTES // 4
@@ -34,6 +38,9 @@ LARGEST = BLOCK_BYTES // 4
 
 SINGLE = "SELECT series, step, step, dtype, shape, NULL, NULL, blob FROM arrays"
 BLOCKS = "SELECT series, first, last, dtype, shape, count, steps, blob FROM blocks"
+
+ROUND = 16
+"""Arrays of a series that come between two looks at which are to go, at least."""
 
 BEFORE_ALL, AFTER_ALL = -(2**63), 2**63 - 1
 """The smallest and the largest number that SQLite holds."""
@@ -97,10 +104,13 @@ class ArrayWriter:
 
     Args:
         connection: To the run file.
+        retention: How many of the last arrays of a series all stay, see `superfluous`; None for all.
     """
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, retention: int | None = None) -> None:
         self._connection = connection
+        self._retention = retention
+        self._spoilt: set[int] = set()  # series with damaged rows, which stay as they are
         self._waiting: dict[int, _Waiting] = {}
         self._full: dict[int, int] = {}  # series that have enough rows, and up to which step
         self._look()
@@ -111,10 +121,13 @@ class ArrayWriter:
         if step <= waiting.blocks_end:
             self._dissolve("series = ? AND first <= ? AND last >= ?", (series, step, step))
         self._insert(series, step, array)
-        if len(array.data) > LARGEST:
+        size, enough = len(array.data), _most(len(array.data))
+        if self._retention is not None:
+            enough = max(enough, ROUND)
+        elif size > LARGEST:
             return
         waiting.rows += 1
-        if waiting.rows >= _most(len(array.data)):
+        if waiting.rows >= enough:
             waiting.rows = 0
             self._full[series] = max(step, self._full.get(series, step))
 
@@ -125,7 +138,7 @@ class ArrayWriter:
         recorded meanwhile from being committed.
         """
         for series in list(self._full)[: 1 + len(self._full) // 64]:
-            self._pack(series, self._waiting[series].seen, self._full.pop(series))
+            self._tidy(series, self._waiting[series].seen, self._full.pop(series))
 
     def rewind(self, step: int) -> None:
         """Drop the arrays of later steps."""
@@ -137,7 +150,7 @@ class ArrayWriter:
     def finish(self) -> None:
         """Make blocks of all that is still single."""
         for series in self._waiting:
-            self._pack(series, BEFORE_ALL, AFTER_ALL)
+            self._tidy(series, BEFORE_ALL, AFTER_ALL)
 
     def _look(self) -> None:
         """See what is there already."""
@@ -155,6 +168,47 @@ class ArrayWriter:
             "INSERT OR REPLACE INTO arrays VALUES(?, ?, ?, ?, ?)",
             (series, step, array.dtype, json.dumps(array.shape), compress(array.data)),
         )
+
+    def _tidy(self, series: int, after: int, until: int) -> None:
+        """Make blocks of rows with `after` < step <= `until`, and let go of what is not to be kept."""
+        if series in self._spoilt:
+            return
+        try:
+            self._pack(series, after, until)
+            if self._retention is not None:
+                self._thin(series, until, self._retention)
+        except ValueError:  # damage to what is there must not keep new rows from being written
+            self._spoilt.add(series)
+
+    def _thin(self, series: int, until: int, keep: int) -> None:
+        """Drop older arrays of a series, and join the blocks that have become small.
+
+        A block is written anew when half of it goes, so that an array is moved a few times in its life.
+        """
+        execute, waiting = self._connection.execute, self._waiting[series]
+        rows = waiting.rows
+        single = execute("SELECT step FROM arrays WHERE series = ?", (series,)).fetchall()
+        query = (
+            "SELECT first, last, count, steps, dtype, shape FROM blocks WHERE series = ? ORDER BY 1"
+        )
+        blocks = [
+            (unpack_steps(*block[:4]).tolist(), _most(_size(*block[4:])))
+            for block in execute(query, (series,)).fetchall()
+        ]
+        packed = [step for steps, _ in blocks for step in steps]
+        gone = set(superfluous(sorted([step for (step,) in single] + packed), keep))
+        if not gone:
+            return
+        for steps, most in blocks:
+            going = len(gone.intersection(steps))
+            if 2 * going >= len(steps) or 4 * len(steps) <= most:
+                self._dissolve("series = ? AND first = ?", (series, steps[0]))
+            else:
+                gone.difference_update(steps)
+        delete = "DELETE FROM arrays WHERE series = ? AND step = ?"
+        self._connection.executemany(delete, [(series, step) for step in gone])
+        self._pack(series, BEFORE_ALL, until)
+        waiting.rows = rows
 
     def _dissolve(self, which: str, values: tuple[int, ...]) -> None:
         """Make single rows of blocks again, whose place others are to take."""
@@ -183,7 +237,7 @@ class ArrayWriter:
 
     def _pack_alike(self, series: int, dtype: str, shape: str, steps: Sequence[int]) -> None:
         """Make blocks of rows that follow each other and have one dtype and shape."""
-        size = math.prod(sizes_of(dtype, shape)) * DTYPES[dtype].itemsize
+        size = _size(dtype, shape)
         if size > LARGEST:
             return
         between = "SELECT first FROM blocks WHERE series = ? AND first BETWEEN ? AND ?"
@@ -206,6 +260,11 @@ class ArrayWriter:
         )
         execute(f"DELETE FROM arrays {of_series}", (series, first, last))
         self._waiting[series].blocks_end = max(self._waiting[series].blocks_end, last)
+
+
+def _size(dtype: str, shape: str) -> int:
+    """Return the bytes of an array before compression."""
+    return math.prod(sizes_of(dtype, shape)) * DTYPES[dtype].itemsize
 
 
 def _most(size: int) -> int:

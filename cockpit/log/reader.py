@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,15 +20,23 @@ from cockpit.log.arrays import arrays_of, select
 from cockpit.log.scalars import ScalarReader
 from cockpit.log.schema import (
     APPLICATION_ID,
+    MAX_STORED_BYTES,
     SCHEMA_VERSION,
     Event,
     ParameterInfo,
     Series,
     is_alive,
 )
+from cockpit.log.untrusted import check_schema, connect
 
 DAMAGE = (sqlite3.Error, ValueError, TypeError, KeyError, OverflowError, RecursionError)
 """What reading raises where the data are not what this package writes."""
+
+MAX_DEPTH = 64
+"""Levels of what a run file says as JSON: whoever shows it goes down step by step."""
+
+MAX_QUOTED = 300
+"""Characters of the reason for which a file is refused; it may quote what stands there."""
 
 TIMES = np.dtype([("step", np.int64), ("wall", np.float64), ("monotonic", np.float64)])
 """What a row of the table ``steps`` becomes."""
@@ -52,9 +61,7 @@ class RunFile:
         self.path = Path(path).expanduser().absolute()
         _check_file(self.path)
         with self._translated():
-            self._connection = sqlite3.connect(
-                f"{self.path.as_uri()}?mode=ro", uri=True, isolation_level=None
-            )
+            self._connection = connect(self.path)
         try:
             self._check_database()
         except NotARunFile:
@@ -62,9 +69,6 @@ class RunFile:
             raise
 
     def _check_database(self) -> None:
-        # None of these reads the file: they hold before anything of it is touched.
-        for pragma in ("trusted_schema = OFF", "query_only = ON", "busy_timeout = 10000"):
-            self._connection.execute(f"PRAGMA {pragma}")
         ((application,),) = self._all("PRAGMA application_id")
         if application != APPLICATION_ID:
             raise NotARunFile(
@@ -78,6 +82,8 @@ class RunFile:
                 f"(format {version}; this one reads up to {SCHEMA_VERSION}). "
                 "Upgrade with: pip install --upgrade torch-cockpit"
             )
+        with self._translated():
+            check_schema(self._connection)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -93,7 +99,9 @@ class RunFile:
     @property
     def created(self) -> float:
         """When the file was made, in seconds since 1970."""
-        return float(self._meta("created", 0.0))
+        created = self._meta("created", 0.0)
+        with self._translated():
+            return float(created)
 
     @property
     def process(self) -> dict[str, Any]:
@@ -108,11 +116,9 @@ class RunFile:
     @property
     def parameters(self) -> list[ParameterInfo]:
         """The parameters of the model, in its order."""
-        rows = self._all("SELECT name, shape, dtype FROM parameters ORDER BY id")
+        rows = self._all("SELECT name, shape, dtype FROM parameters ORDER BY id", kinds=(str,) * 3)
         with self._translated():
-            return [
-                ParameterInfo(name, tuple(json.loads(shape)), kind) for name, shape, kind in rows
-            ]
+            return [ParameterInfo(name, _shape(shape), kind) for name, shape, kind in rows]
 
     def series(self) -> list[Series]:
         """Return what there are values of, in the order of first appearance."""
@@ -120,7 +126,7 @@ class RunFile:
         return [
             Series(number, quantity, key, parameter, kind, bool(detail), source)
             for number, quantity, key, parameter, kind, detail, source in self._all(
-                f"SELECT {columns} FROM series ORDER BY id"
+                f"SELECT {columns} FROM series ORDER BY id", kinds=(int, *(str,) * 4, int, str)
             )
         ]
 
@@ -174,20 +180,25 @@ class RunFile:
             known = {one.id: one for one in self.series()}
             query, values = select(series, start, stop, blocks=self._version() > 1)
             with self._translated():
-                found = self._connection.execute(query, values)
-            while True:
-                with self._translated():
-                    row = found.fetchone()
-                    if row is None:
-                        return
-                    items = [(known[row[0]], *item) for item in arrays_of(row)]
-                for item in items:
-                    if (start is None or start <= item[1]) and (stop is None or item[1] < stop):
-                        yield item
+                found = self._connection.rows(query, values, longest=MAX_STORED_BYTES)
+            with closing(found):
+                while True:
+                    with self._translated():
+                        row = next(found, None)
+                        if row is None:
+                            return
+                        _check_kinds(row[1:3], (int, int))
+                        items = [(known[row[0]], *item) for item in arrays_of(row)]
+                    for item in items:
+                        if (start is None or start <= item[1]) and (stop is None or item[1] < stop):
+                            yield item
 
     def events(self) -> list[Event]:
         """Return the events in the order in which they happened."""
-        rows = self._all("SELECT step, wall, kind, subject, message FROM events ORDER BY id")
+        rows = self._all(
+            "SELECT step, wall, kind, subject, message FROM events ORDER BY id",
+            kinds=(int | None, float, str, str, str),
+        )
         return [Event(*row) for row in rows]
 
     def findings(self) -> list[Finding]:
@@ -196,7 +207,7 @@ class RunFile:
             return []
         rows = self._all("SELECT record FROM findings ORDER BY id")
         with self._translated():
-            return [Finding.from_record(json.loads(record)) for (record,) in rows]
+            return [Finding.from_record(_content(record)) for (record,) in rows]
 
     def mark(self) -> dict[str, Any]:
         """Return which run this is and how far it has come, for `RunWriter.rewind`."""
@@ -220,7 +231,9 @@ class RunFile:
             series = {one.id: one for one in self.series()}
             order = {parameter.name: place for place, parameter in enumerate(self.parameters)}
             scalars = zip(*(column.tolist() for column in self.scalars()), strict=True)
-            found = [(series[i], step, value) for i, step, value in scalars] + list(self.arrays())
+            with self._translated():
+                numbers = [(series[i], step, value) for i, step, value in scalars]
+            found = numbers + list(self.arrays())
         output: dict[int, dict[str, Any]] = {}
         for source in ("quantity", "log") if metrics else ("quantity",):
             nested: dict[int, dict[str, dict[str, dict[str, Any]]]] = {}
@@ -252,14 +265,20 @@ class RunFile:
     def __repr__(self) -> str:
         return f"RunFile({str(self.path)!r})"
 
-    def _all(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    def _all(
+        self, query: str, values: tuple[Any, ...] = (), *, kinds: Sequence[Any] = ()
+    ) -> list[tuple[Any, ...]]:
+        """Return the rows of a query, whose values are of these kinds: SQLite does not see to it."""
         with self._translated():
-            return self._connection.execute(query, values).fetchall()
+            rows = list(self._connection.rows(query, values))
+            for row in rows if kinds else ():
+                _check_kinds(row, kinds)
+        return rows
 
     def _meta(self, key: str, default: Any) -> Any:
         rows = self._all("SELECT value FROM meta WHERE key = ?", (key,))
         with self._translated():
-            return json.loads(rows[0][0]) if rows else default
+            return _content(rows[0][0]) if rows else default
 
     def _version(self) -> int:
         """Return the format of the file, which changes when a run of an older one is continued."""
@@ -300,13 +319,26 @@ class RunFile:
                     "be read; a run that was killed also "
                     "needs its -wal file, and a folder that may be written to."
                 ) from error
-            raise self._damaged(error) from error
+            if "readonly" in text:
+                raise NotARunFile(
+                    f"{self.path} has beside it the -journal of a change that was interrupted, which "
+                    "whoever may write to it undoes: sqlite3 FILE .tables"
+                ) from error
+            if text == "interrupted":
+                text = "reading it takes more work than a file of its size gives rise to"
+            raise self._damaged(text) from error
         except DAMAGE as error:
             raise self._damaged(error) from error
+        except MemoryError as error:
+            raise NotARunFile(
+                f"{self.path} has more in it than fits into memory. Read a part of it."
+            ) from error
 
-    def _damaged(self, error: Exception) -> NotARunFile:
+    def _damaged(self, error: Exception | str) -> NotARunFile:
+        what = str(error)
+        what = what if len(what) <= MAX_QUOTED else f"{what[:MAX_QUOTED]} ..."
         return NotARunFile(
-            f"{self.path} is damaged: {error}. "
+            f"{self.path} is damaged: {what}. "
             "Take an older copy, or save what is left with: sqlite3 FILE .recover"
         )
 
@@ -317,17 +349,26 @@ def start_of(path: Path) -> bytes:
     Raises:
         NotARunFile: There is no such file, it cannot be read, or it is empty.
     """
-    if path.is_dir():
-        raise NotARunFile(f"{path} is a folder, not a run file. Give the path of a file in it.")
-    if not path.exists():
-        raise NotARunFile(
-            f"There is no file {path}. Give the path that was passed to Cockpit(..., log=path)."
-        )
     try:
+        kind = path.stat().st_mode
+        if stat.S_ISDIR(kind):
+            raise NotARunFile(f"{path} is a folder, not a run file. Give the path of a file in it.")
+        if not stat.S_ISREG(kind):  # opening a pipe waits for ever, and a device may have no end
+            raise NotARunFile(
+                f"{path} is a pipe, a device or a socket, not a run file. Give the path of a file."
+            )
         with path.open("rb") as file:
             start = file.read(16)
+    except NotARunFile:
+        raise
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotARunFile(
+            f"There is no file {path}. Give the path that was passed to Cockpit(..., log=path)."
+        ) from None
     except OSError as error:
         raise NotARunFile(f"{path} cannot be read: {error}. Check its permissions.") from error
+    except ValueError as error:  # a NUL within
+        raise NotARunFile(f"{path} is no path of a file: {error}.") from error
     if not start:
         raise NotARunFile(f"{path} is empty, not a run file. Remove it, or give another path.")
     return start
@@ -344,6 +385,35 @@ def _check_file(path: Path) -> None:
             f"{path} is not an SQLite database and so not a run file. "
             "Give the path that was passed to Cockpit(..., log=path)."
         )
+
+
+def _check_kinds(row: Sequence[Any], kinds: Sequence[Any]) -> None:
+    if not all(map(isinstance, row, kinds)):
+        found = ", ".join(type(one).__name__ for one in row)
+        raise ValueError(f"a row holds other kinds of values than it should ({found})")
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    sizes = _content(text)
+    if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
+        raise ValueError(f"a parameter has shape {text[:80]!r}")
+    return tuple(sizes)
+
+
+def _content(text: str) -> Any:
+    """Return what JSON says, if it is nested no deeper than what this package writes."""
+    content = json.loads(text)
+    level = [content]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return content
+    raise ValueError(f"something in it is nested deeper than {MAX_DEPTH} levels")
 
 
 def _value(keys: dict[str, dict[str, Any]], order: dict[str, int]) -> Any:

@@ -21,11 +21,13 @@ from typing import Any
 import numpy as np
 
 from cockpit.log.blocks import (
+    MAX_BLOCK_BYTES,
     pack_elements,
     pack_steps,
     unpack_block,
     unpack_steps,
 )
+from cockpit.log.untrusted import Connection
 
 SCALARS_IN_BLOCK = 2048
 """Numbers in a block, at most, and single rows of a series before they become one."""
@@ -35,6 +37,9 @@ FEWEST = 64
 
 WORTH = 0.75
 """Blocks are compressed to less than this share or not at all: noise hardly shrinks and reads slowly."""
+
+MAX_NUMBERS = 2**27
+"""Numbers that are read at once, of 24 bytes each; blocks of equal ones are a thousandth of that."""
 
 Numbers = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Ids of series (int64), steps (int64) and values (float64)."""
@@ -59,7 +64,7 @@ class ScalarReader:
         blocks: Whether there is a table of blocks.
     """
 
-    connection: sqlite3.Connection
+    connection: Connection
     blocks: bool
 
     def all(self) -> Numbers:
@@ -106,10 +111,14 @@ class ScalarReader:
         return [firsts[place - 1] for place in places if place]
 
     def _read(self, which_blocks: str, which_single: str, values: dict[str, Any]) -> Numbers:
-        execute, found = self.connection.execute, []
+        execute, found, read = self.connection.execute, [], 0
         if self.blocks:
             query = f"{BLOCKS} WHERE {which_blocks} ORDER BY series, first"
-            found = [_unpacked(block) for block in execute(query, values)]
+            for block in self.connection.rows(query, values, longest=MAX_BLOCK_BYTES):
+                found.append(_unpacked(block))
+                read += len(found[-1][0])
+                if read > MAX_NUMBERS:
+                    raise ValueError(f"it claims more than {MAX_NUMBERS} numbers for one reading")
         query = f"{SINGLE} WHERE {which_single} ORDER BY series, step"
         rows = np.fromiter(execute(query, values), ROW)  # None, SQLite's NaN, becomes NaN
         return _merged([*found, (rows["series"], rows["step"], rows["value"])])
@@ -124,8 +133,8 @@ def _firsts(connection: sqlite3.Connection, series: int) -> list[int]:
 def _unpacked(block: Sequence[Any]) -> Numbers:
     """Return what a row of `BLOCKS` holds."""
     series, first, last, dtype, count, steps, blob = block
-    if dtype not in ("float32", "float64"):
-        raise ValueError(f"a block of numbers has dtype {dtype!r}")
+    if dtype not in ("float32", "float64") or type(series) is not int:
+        raise ValueError(f"a block of numbers has dtype {dtype!r} and series {series!r}")
     values = unpack_block(dtype, "[]", count, blob).astype(np.float64)
     return np.full(count, series, np.int64), unpack_steps(first, last, count, steps), values
 
@@ -175,6 +184,7 @@ class ScalarWriter:
         self._connection = connection
         self._single: dict[int, int] = {}  # rows of a series that are not in blocks, at most
         self._full: list[int] = []  # series that have enough of them
+        self._spoilt: set[int] = set()  # series with damaged blocks, which stay as they are
         self._look()
 
     def insert(self, rows: Sequence[tuple[int, int, float]]) -> None:
@@ -194,7 +204,7 @@ class ScalarWriter:
         some = 1 + len(self._full) // 64
         now, self._full = self._full[:some], self._full[some:]
         for series in now:
-            self._pack(series)
+            self._try_to_pack(series)
 
     def rewind(self, step: int) -> None:
         """Drop the numbers of later steps."""
@@ -210,14 +220,22 @@ class ScalarWriter:
     def finish(self) -> None:
         """Make blocks of all that is still single, where that is worth it."""
         for series in self._single:
-            while self._single[series] >= FEWEST:
-                self._pack(series)
+            while self._single[series] >= FEWEST and series not in self._spoilt:
+                self._try_to_pack(series)
 
     def _look(self) -> None:
         """See what is there already."""
         query = "SELECT series, count(*) FROM scalars GROUP BY series"
         self._single = dict(self._connection.execute(query))
         self._full = [one for one, count in self._single.items() if count >= SCALARS_IN_BLOCK]
+
+    def _try_to_pack(self, series: int) -> None:
+        if series in self._spoilt:
+            return
+        try:
+            self._pack(series)
+        except ValueError:  # damage to what is there must not keep new rows from being written
+            self._spoilt.add(series)
 
     def _pack(self, series: int) -> None:
         """Put the first single rows of a series into blocks, as many as fill one."""

@@ -42,6 +42,9 @@ SCHEMA_VERSION = 3
 MAX_ARRAY_BYTES = 2**30  # what is accepted when reading
 MAX_STORED_BYTES = 900_000_000  # SQLite takes at most 10**9 bytes a row
 
+SCALAR_BYTES = 250
+"""Bytes of memory that a number takes which waits to be written, about."""
+
 SET_META = "INSERT OR REPLACE INTO meta VALUES(?, ?)"
 
 TABLES = (
@@ -256,6 +259,24 @@ class Batch:
     events: list[tuple[Any, ...]] = field(default_factory=list)
     findings: list[tuple[int, str]] = field(default_factory=list)
     rewind: Point | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory that it takes, about."""
+        numbers = SCALAR_BYTES * (1 + len(self.scalars) + len(self.arrays))
+        arrays = sum(len(array.data) for _, array in self.arrays)
+        texts = sum(SCALAR_BYTES + len(event[-1]) for event in (*self.events, *self.findings))
+        return numbers + arrays + texts
+
+    @property
+    def values(self) -> int:
+        """How many numbers and arrays there are in it."""
+        return len(self.scalars) + len(self.arrays)
+
+    @property
+    def has_step(self) -> bool:
+        """Whether there is something of a step in it, beside what happened then."""
+        return self.times is not None or self.values > 0
 
     def add(self, row: Row) -> None:
         """Add a value; an array is copied.

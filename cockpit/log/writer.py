@@ -2,58 +2,38 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import logging
 import operator
 import os
-import shutil
 import sqlite3
 import tempfile
-import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
-from cockpit.errors import InvalidArgument, InvalidType, RunFileInUse, warn
+from cockpit.errors import CockpitError, InvalidArgument, InvalidType, NotARunFile, warn
 from cockpit.findings import Finding
-from cockpit.log.arrays import ArrayWriter
+from cockpit.log.opening import Opening, is_hopeless
 from cockpit.log.reader import RunFile
-from cockpit.log.scalars import ScalarWriter
-from cockpit.log.schema import (
-    SET_META,
-    Batch,
-    ParameterInfo,
-    Point,
-    Row,
-    create_tables,
-    describe_run,
-    rewind,
-)
-
-try:
-    import fcntl
-except ImportError:  # Windows, where a file that is open cannot be renamed anyway
-    fcntl = None  # type: ignore[assignment]
-
-COMMIT_SECONDS = 0.5  # the longest that data stay uncommitted
-IDLE_SECONDS = 0.1  # without new data for this long they are committed at once
-
-_logger = logging.getLogger("cockpit")
+from cockpit.log.schema import Batch, ParameterInfo, Point, Row
+from cockpit.log.worker import Worker, older_kept
 
 
 class RunWriter:
     """Writes one run file.
 
     What is handed over is committed by a thread within about half a second, one step's rows always
-    together. Whatever goes wrong there never reaches the training: it is reported once, as a
-    `CockpitWarning`, and what comes after it is dropped. Data are complete after `close`, and also
-    when the interpreter exits or the writer is garbage-collected without it; ``kill -9`` costs the
-    last half second.
+    together. Data are complete after `close`, and also when the interpreter exits or the writer is
+    garbage-collected without it; ``kill -9`` costs the last half second.
+
+    Whatever goes wrong there never reaches the training. Where the file cannot be written (the disk is full,
+    the folder is read-only or gone, another program has locked it), what is recorded waits in memory, at most
+    64 MiB of it, and the file goes on as soon as it can be written again. That is reported once, as a
+    `CockpitWarning`; how long it took, and what was lost, if anything, is an event in the file. A file that
+    was deleted or moved away is written anew, with all that was in it.
 
     Args:
         path: The run file; folders are created. An older run file there is kept under the first
@@ -63,15 +43,14 @@ class RunWriter:
         parameters: The model's parameters, in its order.
         resume: Continue the run file at `path` if there is one. Values of a step that it already
             has are replaced.
+        retention: How many of the last arrays of each series all stay; of older ones ever fewer do,
+            see `cockpit.log.retention.superfluous`. Numbers all stay. None keeps all arrays, too.
 
     Raises:
-        InvalidArgument: Nothing can be written at `path`, or the run to resume has parameters of
+        InvalidArgument: `path` can be none of a run file, or the run to resume has parameters of
             other shapes.
         NotARunFile: The file at `path` is no run file; it is left alone.
         RunFileInUse: A process of this machine that is still alive writes to the file.
-
-    Attributes:
-        path: The run file's absolute path.
     """
 
     def __init__(
@@ -81,30 +60,33 @@ class RunWriter:
         settings: Mapping[str, Any] | None = None,
         parameters: Sequence[ParameterInfo] = (),
         resume: bool = False,
+        retention: int | None = None,
     ) -> None:
         folder = tempfile.mkdtemp(prefix="cockpit-") if path is None else None
-        self.path = Path(folder, "run.db") if folder else Path(path or "").expanduser().absolute()
-        kept = None
+        where = Path(folder, "run.db") if folder else Path(path or "").expanduser().absolute()
+        opening = Opening(where, settings, tuple(parameters), resume, retention)
+        tables = kept = problem = None
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if self.path.is_dir():
-                raise IsADirectoryError("it is a folder")
-            with _alone_in(self.path.parent):
-                if self.path.exists():
-                    _refuse_if_in_use(self.path)
-                    kept = None if resume else _move_away(self.path)
-                connection = _open(self.path, settings, parameters)
-        except (OSError, sqlite3.Error) as error:
-            raise InvalidArgument(
-                f"no run file can be written at {self.path}: {error}. "
-                "Give the path of a file, in a folder that may be written to."
-            ) from error
-        self._worker = _Worker(connection, self.path)
+            tables, kept = opening.first()
+        except CockpitError:
+            raise
+        except (OSError, sqlite3.Error, ValueError) as error:
+            if is_hopeless(error):
+                raise InvalidArgument(
+                    f"no run file can be written at {where}: {error}. "
+                    "Give the path of a file, in a folder that may be written to."
+                ) from error
+            problem = error
+        self._worker = Worker(opening, tables, problem)
         weakref.finalize(self, self._worker.end_for_good, folder)
         if kept is not None:
-            text = f"an older run file was in the way; it is now {kept}"
-            _logger.info("%s: %s", self.path, text)
-            self.note(None, "older-run-kept", kept.name, text)
+            self._hand_over(older_kept(where, kept))
+        self._warn()
+
+    @property
+    def path(self) -> Path:
+        """The run file's absolute path; another one in the folder if its place was taken by another run."""
+        return self._worker.opening.path
 
     def record(self, step: int, rows: Sequence[Row], *, tracked: bool = True) -> None:
         """Hand over the rows of a step and return at once; arrays are copied.
@@ -137,10 +119,12 @@ class RunWriter:
         self._hand_over(batch)
 
     def mark(self) -> dict[str, Any]:
-        """Return which run this is and how far it has come; what was recorded is committed by then."""
+        """Return which run this is and how far it has come; what was recorded is committed by then.
+
+        While the file cannot be written, it is how far it had come before.
+        """
         self.flush()
-        with RunFile(self.path) as file:
-            return file.mark()
+        return dict(self._worker.mark)
 
     def rewind(self, step: int, mark: Mapping[str, Any]) -> bool:
         """Drop what a resumed run will record again: all that came after a `mark` was taken.
@@ -152,9 +136,12 @@ class RunWriter:
         Returns:
             Whether the file is that of the run in which the mark was taken. If not, it is left alone.
         """
-        with RunFile(self.path) as file:
-            if file.created != mark["created"]:
-                return False
+        created = self._worker.mark["created"]
+        if created is None:  # it cannot be written so far
+            with suppress(NotARunFile), RunFile(self.path) as file:
+                created = file.created
+        if created is None or created != mark.get("created"):
+            return False
         findings = mark.get("findings", 0)  # marks of releases without findings do not say
         self._hand_over(Batch(None, rewind=Point(step, mark["events"], findings)))
         return True
@@ -169,12 +156,17 @@ class RunWriter:
         self._worker.end()
         self._warn()
 
+    def __getstate__(self) -> Any:
+        raise InvalidType(
+            f"The writer of {self.path} cannot be sent to another process. Open another run file there, or "
+            "record in one process only."
+        )
+
     def __repr__(self) -> str:
         return f"RunWriter({str(self.path)!r})"
 
     def _hand_over(self, batch: Batch) -> None:
-        if self._worker.accepts(batch):
-            self._worker.queue.put(batch)
+        self._worker.put(batch)
         self._warn()
 
     def _warn(self) -> None:
@@ -183,243 +175,8 @@ class RunWriter:
             warn(report)
 
 
-class _Worker:
-    """The thread that owns the connection, and no reference to the `RunWriter`."""
-
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
-        self.queue: SimpleQueue[Batch | threading.Event | None] = SimpleQueue()  # None: the end
-        self._hurry = threading.Event()  # somebody waits
-        self._connection = connection
-        self._path = path
-        self._process = os.getpid()
-        self._ended = False
-        self._problem: str | None = None  # from when on it is set, nothing is written
-        self._reported = False
-        self._uncommitted: Batch | None = None  # the first of the open transaction
-        columns = "quantity, key, parameter, kind, detail, source"
-        rows = connection.execute(f"SELECT {columns}, id FROM series").fetchall()
-        self._series = {tuple(row[:-1]): row[-1] for row in rows}
-        self._scalars = ScalarWriter(connection)
-        self._arrays = ArrayWriter(connection)
-        self._thread = threading.Thread(target=self._serve, name="cockpit-log", daemon=True)
-        self._thread.start()
-
-    def accepts(self, batch: Batch) -> bool:
-        """Return whether a batch put on the queue will be written; if not, keep the reason."""
-        if self._problem is None and self._process != os.getpid():
-            self._problem = (
-                f"{self._path} is written by process {self._process}; what process {os.getpid()}, "
-                "which was forked from it, records is lost. Record in one process only."
-            )
-        elif self._problem is None and self._ended:
-            self._problem = (
-                f"{self._path} was closed; what is recorded after that{_since(batch.step)} is "
-                "lost. Call close() after the last step, or continue the file with resume=True."
-            )
-        return self._problem is None
-
-    def take_report(self) -> str | None:
-        """Return what went wrong, the first time it is asked."""
-        report = None if self._reported else self._problem
-        self._reported = self._reported or report is not None
-        return report
-
-    def flush(self) -> None:
-        if self._ended or self._problem is not None or self._process != os.getpid():
-            return
-        done = threading.Event()
-        self.queue.put(done)
-        self._hurry.set()
-        while not done.wait(1.0) and self._thread.is_alive():
-            pass
-
-    def end(self) -> None:
-        if self._ended or self._process != os.getpid():
-            return
-        self._ended = True
-        self.queue.put(None)
-        self._hurry.set()
-        if threading.current_thread() is not self._thread:  # where the garbage collector may run
-            self._thread.join()
-
-    def end_for_good(self, folder: str | None) -> None:
-        """Do what is left to do when the `RunWriter` or the interpreter goes."""
-        if self._process != os.getpid():
-            return
-        self.end()
-        report = self.take_report()
-        if report is not None:
-            _logger.error(report)
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def _serve(self) -> None:
-        begun: float | None = None  # when the open transaction was begun
-        while True:
-            item: Batch | threading.Event | None
-            # Whoever puts something where a thread waits for it hands over the interpreter as well, and
-            # gets it back late. So while data come, this looks for them now and then.
-            if begun is not None and self.queue.empty() and self._hurry.wait(IDLE_SECONDS):
-                self._hurry.clear()
-            try:
-                item = self.queue.get(block=begun is None)
-            except Empty:
-                item = threading.Event()  # as if somebody had called flush()
-            if isinstance(item, Batch):
-                begun = begun or time.monotonic()
-                self._attempt(self._write, item)
-                if time.monotonic() - begun < COMMIT_SECONDS:
-                    continue
-            self._attempt(self._commit)
-            begun = None
-            if isinstance(item, threading.Event):
-                item.set()
-            elif item is None:
-                break
-        self._attempt(self._pack)
-        self._attempt(self._finish)
-        with suppress(sqlite3.Error):
-            if self._problem is not None:  # what was committed before is worth the same end
-                self._finish()
-        with suppress(sqlite3.Error):
-            self._connection.close()
-
-    def _attempt(self, action: Callable[..., None], *arguments: Any) -> None:
-        if self._problem is not None:
-            return
-        try:
-            action(*arguments)
-        except Exception as error:
-            first = self._uncommitted
-            since = f"What is recorded{_since(first.step)}" if first else "Nothing"
-            self._problem = (
-                f"writing {self._path} failed ({type(error).__name__}: {error}). {since} is "
-                "lost, and nothing more will be written; the training goes on. Mend the "
-                "cause and continue the file with resume=True, or write to another path."
-            )
-            with suppress(sqlite3.Error):
-                self._connection.rollback()
-
-    def _write(self, batch: Batch) -> None:
-        execute, many, step = self._connection.execute, self._connection.executemany, batch.step
-        if not self._connection.in_transaction:
-            self._uncommitted = batch
-            execute("BEGIN IMMEDIATE")
-        if batch.rewind is not None:
-            rewind(self._connection, batch.rewind)
-            self._scalars.rewind(batch.rewind.step)
-            self._arrays.rewind(batch.rewind.step)
-        if batch.times is not None:
-            execute("INSERT OR REPLACE INTO steps VALUES(?, ?, ?)", (step, *batch.times))
-        if step is not None:  # events may be of none
-            self._insert(batch, step)
-        many("INSERT INTO events VALUES(NULL, ?, ?, ?, ?, ?)", batch.events)
-        many("INSERT INTO findings VALUES(NULL, ?, ?)", batch.findings)
-
-    def _insert(self, batch: Batch, step: int) -> None:
-        self._scalars.insert([(self._id(one), step, value) for one, value in batch.scalars])
-        self._scalars.pack_some()
-        for series, array in batch.arrays:
-            self._arrays.insert(self._id(series), step, array)
-        self._arrays.pack_some()
-
-    def _id(self, series: tuple[Any, ...]) -> int:
-        if series not in self._series:
-            query = "INSERT INTO series VALUES(NULL, ?, ?, ?, ?, ?, ?)"
-            self._series[series] = self._connection.execute(query, series).lastrowid
-        return self._series[series]
-
-    def _commit(self) -> None:
-        if self._connection.in_transaction:
-            if not self._path.exists():  # SQLite would go on writing to what nobody can open
-                raise FileNotFoundError("the file was deleted or moved away")
-            self._connection.execute("COMMIT")
-            self._uncommitted = None
-
-    def _pack(self) -> None:
-        """Make blocks of the last rows, and give back the room that the single ones took."""
-        self._connection.execute("BEGIN IMMEDIATE")
-        self._scalars.finish()
-        self._arrays.finish()
-        self._commit()
-        self._connection.executescript("PRAGMA incremental_vacuum")  # `execute` does a single page
-
-    def _finish(self) -> None:
-        self._connection.execute(SET_META, ("status", json.dumps("closed")))
-        self._connection.execute("PRAGMA busy_timeout = 1000")
-        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        with suppress(sqlite3.OperationalError):  # somebody reads: then the helper files stay
-            self._connection.execute("PRAGMA journal_mode = DELETE").fetchall()
-
-
-def _open(
-    path: Path, settings: Mapping[str, Any] | None, parameters: Sequence[ParameterInfo]
-) -> sqlite3.Connection:
-    """Make the run file, or make the one that is there ready to be continued."""
-    connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
-    try:
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # heeded by new files only
-        connection.execute("BEGIN IMMEDIATE")
-        create_tables(connection)
-        describe_run(connection, settings, parameters)
-        connection.execute("COMMIT")
-        # Only now, so that no reader ever finds a file without tables.
-        connection.execute("PRAGMA journal_mode = WAL").fetchall()
-        connection.execute("PRAGMA synchronous = NORMAL")
-    except InvalidArgument as error:
-        connection.close()
-        raise InvalidArgument(f"{path} cannot be continued: {error}") from None
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _refuse_if_in_use(path: Path) -> None:
-    with RunFile(path) as old:
-        if old.is_live:
-            pid = old.process["pid"]
-            who = "this very process" if pid == os.getpid() else f"process {pid}"
-            raise RunFileInUse(
-                f"{path} is being written by {who}. Call close() on that run first, or "
-                "give another path; of several processes that train together, let only one write."
-            )
-
-
-def _move_away(path: Path) -> Path:
-    """Rename a run file that nobody writes to the first free name, and return that."""
-    with suppress(sqlite3.Error), closing(sqlite3.connect(path, timeout=1)) as old:
-        old.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        old.execute("PRAGMA journal_mode = DELETE").fetchall()
-    names = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(1))
-    free = next(name for name in names if not name.exists())
-    for ending in ("-wal", "-shm", ""):  # the first two only while somebody reads the file
-        with suppress(FileNotFoundError):
-            os.replace(f"{path}{ending}", f"{free}{ending}")
-    return free
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Keep other writers from opening files in `folder` meanwhile, where the system can do that."""
-    handle = None
-    if fcntl is not None:
-        with suppress(OSError):
-            handle = os.open(folder, os.O_RDONLY)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        if handle is not None:
-            os.close(handle)
-
-
 def _step_number(step: Any) -> int:
     try:
         return operator.index(step)
     except TypeError:
         raise InvalidType(f"step is of type {type(step).__name__}. Give an integer.") from None
-
-
-def _since(step: int | None) -> str:
-    return "" if step is None else f" from step {step} on"

@@ -315,7 +315,7 @@ def test_files_without_blocks_of_numbers_are_read_and_become_new_ones(path, vers
 
 def test_readers_see_whole_steps_while_blocks_are_made(path, monkeypatch):
     monkeypatch.setattr("cockpit.log.scalars.SCALARS_IN_BLOCK", 16)
-    monkeypatch.setattr("cockpit.log.writer.COMMIT_SECONDS", 0.0)
+    monkeypatch.setattr("cockpit.log.worker.COMMIT_SECONDS", 0.0)
     done, seen = threading.Event(), []
 
     def read():
