@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from cockpit.doctor.record import Record
 from cockpit.doctor.rule import NotKnown, Rule
@@ -84,7 +86,9 @@ def diagnose(run: Record | str | os.PathLike[str], rules: Iterable[Rule] = RULES
     unchecked: list[Unchecked] = []
     for rule in rules:
         try:
-            seen = rule.examine(record)
+            # Infinities are what rules look for: nothing that numpy has to warn a training of.
+            with np.errstate(all="ignore"):
+                seen = rule.examine(record)
         except Exception as error:  # a rule that fails says nothing, and hides no other one
             reason = f"the rule failed ({type(error).__name__}: {error})"
             unchecked.append(Unchecked(rule.code, rule.name, reason, failed=True))
@@ -95,7 +99,7 @@ def diagnose(run: Record | str | os.PathLike[str], rules: Iterable[Rule] = RULES
             found.append(seen)
     own = {rule.code for rule in rules}
     found += [finding for finding in record.findings if finding.code not in own]
-    causes, consequences = _explained(found, {rule.name: rule.explains for rule in rules})
+    causes, consequences = _explained(found, {rule.name: rule for rule in rules})
     return Diagnosis(
         tuple(sorted(causes, key=_rank)),
         tuple(consequences),
@@ -111,15 +115,27 @@ def _rank(finding: Finding) -> tuple[int, float, int, str]:
 
 
 def _explained(
-    found: Sequence[Finding], explains: dict[str, tuple[str, ...]]
+    found: Sequence[Finding], rules: Mapping[str, Rule]
 ) -> tuple[list[Finding], list[Consequence]]:
-    causes, consequences = [], []
-    for finding in found:
-        of = [
+    of_which = {  # by code, what may explain it
+        finding.code: [
             other
             for other in found
-            if finding.name in explains.get(other.name, ()) and _covers(other, finding)
+            if other.name in rules and _explains(rules[other.name], other, finding)
         ]
+        for finding in found
+    }
+    behind = {finding.code: _behind(finding, of_which) for finding in found}
+    causes, consequences = [], []
+    for finding in found:
+        # Of those that explain each other in a circle, the one that was there first is the cause.
+        circle = [
+            other
+            for other in found
+            if other.code in behind[finding.code] and finding.code in behind[other.code]
+        ]
+        first = bool(circle) and min(circle, key=_age) is finding
+        of = [other for other in of_which[finding.code] if not (first and other in circle)]
         if of:
             consequences.append(Consequence(finding, min(of, key=_rank).code))
         else:
@@ -127,8 +143,29 @@ def _explained(
     return causes, consequences
 
 
-def _covers(cause: Finding, consequence: Finding) -> bool:
-    """Whether what is wrong with some subjects can explain what is wrong with others."""
+def _behind(finding: Finding, of_which: Mapping[str, Sequence[Finding]]) -> set[str]:
+    """Return the codes of all that may explain a finding, by way of others too."""
+    codes: set[str] = set()
+    waiting = [finding]
+    while waiting:
+        for other in of_which[waiting.pop().code]:
+            if other.code not in codes:
+                codes.add(other.code)
+                waiting.append(other)
+    return codes
+
+
+def _age(finding: Finding) -> tuple[int, tuple[int, float, int, str]]:
+    """Order findings: the earliest first."""
+    return finding.step, _rank(finding)
+
+
+def _explains(rule: Rule, cause: Finding, consequence: Finding) -> bool:
+    """Whether a finding of a rule explains another one."""
+    if consequence.name not in rule.explains:
+        return False
     if not cause.subjects or not consequence.subjects:
         return True
+    if rule.spreads:
+        return cause.step <= consequence.step
     return set(consequence.subjects) <= set(cause.subjects)

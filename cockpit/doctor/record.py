@@ -16,7 +16,10 @@ HEAD, TAIL = 64, 512
 """First and last values that are kept at least of each series of a run that is watched."""
 
 FLAGS = 64
-"""Arrays of flags that are kept of each series."""
+"""Arrays by sample that are kept of each series."""
+
+BY_SAMPLE = ("by_sample", "doubtful", "sample_ids")
+"""Keys of the arrays that rules look at: which samples, and what they are called."""
 
 Key = tuple[str, str, str]  # quantity, key, parameter or module
 
@@ -113,7 +116,7 @@ class Record:
                 if one.kind == "scalar":
                     _, steps, values = file.scalars(one.id)
                     record._column(key, steps, values)
-                elif one.detail and one.quantity == "NonFinite":
+                elif one.detail and one.key in BY_SAMPLE:
                     for _, step, array in file.arrays(one.id):
                         record._array(key, step, array)
         finally:
@@ -146,7 +149,7 @@ class Record:
             parts[part] = _Kept.of(steps, values)
 
     def _array(self, key: Key, step: int, value: np.ndarray) -> None:
-        if value.dtype == bool and value.ndim == 1:  # which samples: all that rules look at
+        if key[1] in BY_SAMPLE and value.ndim == 1:
             self._flags.setdefault(key, deque(maxlen=FLAGS)).append((step, value))
 
     # -- what rules read --------------------------------------------------------------------------
@@ -166,6 +169,10 @@ class Record:
         return any(name == quantity for name, _ in self._numbers)
 
     def flags(self, quantity: str, key: str, step: int) -> np.ndarray | None:
-        """Return an array of flags of a step, `[n]` of bool, if it is still known."""
+        """Return an array by sample of a step, `[n]`, if it is still known."""
         found = dict(self._flags.get((quantity, key, ""), ()))
         return found.get(step)
+
+    def flagged(self, quantity: str, key: str) -> list[int]:
+        """Return the steps of which an array by sample is still known."""
+        return [step for step, _ in self._flags.get((quantity, key, ""), ())]

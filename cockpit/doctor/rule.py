@@ -54,6 +54,8 @@ class Rule:
         least: Tracked steps without which it can say nothing.
         explains: Names of rules whose findings are consequences of this one, if they are of the same
             subjects, or one of the two is of the training as a whole.
+        spreads: Whether what is wrong with some layers can be the cause of what is wrong with others, at the
+            same time or later.
         instrument: Name of the instrument whose picture shows it.
     """
 
@@ -68,6 +70,7 @@ class Rule:
     check: Callable[[Record], Sign | NotKnown | None]
     least: int = 1
     explains: tuple[str, ...] = ()
+    spreads: bool = False
     instrument: str | None = None
 
     def examine(self, run: Record) -> Finding | NotKnown | None:

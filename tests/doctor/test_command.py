@@ -11,9 +11,10 @@ from doctor.trainings import train
 from torch import nn
 
 from cockpit.cli import doctor, main
-from cockpit.doctor import RULES, diagnose
+from cockpit.doctor import RULES, Consequence, Diagnosis, Unchecked, diagnose
 from cockpit.doctor.formats import FORMATS
 from cockpit.doctor.formats.as_text import WIDTH
+from cockpit.findings import Finding
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +107,21 @@ def test_markdown(ill: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     for finding in diagnose(ill).findings:
         assert f"## {finding.code} {finding.severity}: {finding.title}" in printed
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_names_in_a_run_do_nothing_to_a_terminal(name: str) -> None:
+    evil = "a\x1b]0;title\x07\x9b2J\u202eb"
+    texts = dict.fromkeys(("title", "why", "action", "source"), evil)
+    made = {"subjects": (evil,), "evidence": {evil: evil}, "severity": "error"}
+    causes = [
+        Finding(code=code, name="evil-name", step=3, **made, **texts) for code in ("CP901", "CP902")
+    ]
+    explained = (Consequence(causes[1], "CP901"),)
+    unchecked = (Unchecked("CP903", "evil-rule", evil),)
+    text = FORMATS[name](Diagnosis((causes[0],), explained, unchecked, 1), f"{evil}.db")
+    assert "CP901" in text
+    assert all(sign.isprintable() for sign in text.replace("\n", ""))
 
 
 def test_the_command_lists_the_formats_there_are() -> None:

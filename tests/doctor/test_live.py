@@ -106,7 +106,8 @@ def test_the_facts_are_tracked_without_being_asked_for(tmp_path: Path) -> None:
         )
     assert "CP301" in codes(diagnosis)
     run = open_run(tmp_path / "run.db")
-    assert run.curve("Wiring", "loss/after_softmax")[0].tolist() == [0, 1, 2, 5, 10]
+    assert run.curve("Wiring", "loss/after_softmax")[0].tolist() == [0, 1, 2]
+    assert run.curve("Wiring", "modes/training")[0].tolist() == [0, 1, 2, 5, 10]
 
 
 def test_a_resumed_run_is_not_told_again(tmp_path: Path) -> None:

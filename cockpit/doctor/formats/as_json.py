@@ -19,4 +19,4 @@ def as_json(diagnosis: Diagnosis, run: str) -> str:
         "unchecked": [asdict(one) for one in diagnosis.unchecked],
         "checked": diagnosis.checked,
     }
-    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(content, indent=2, allow_nan=False) + "\n"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from cockpit.doctor.diagnosis import Diagnosis
 from cockpit.doctor.formats.words import evidence, grouped, headline, percent
 from cockpit.findings import Finding
+from cockpit.printable import printable
 
 
 def as_markdown(diagnosis: Diagnosis, run: str) -> str:
@@ -23,7 +24,7 @@ def _lines(diagnosis: Diagnosis, run: str) -> Iterator[str]:
         yield from _of(finding)
         caused = [c.finding for c in diagnosis.consequences if c.cause == finding.code]
         if caused:
-            yield f"- **Explains**: {'; '.join(f'{f.code} {f.title}' for f in caused)}"
+            yield f"- **Explains**: {_plain('; '.join(f'{f.code} {f.title}' for f in caused))}"
     if diagnosis.unchecked:
         yield ""
         yield "## Not checked"
@@ -48,6 +49,7 @@ def _of(finding: Finding) -> Iterator[str]:
 
 
 def _code(text: str) -> str:
+    text = printable(text)
     return f"`` {text} ``" if "`" in text else f"`{text}`"
 
 
@@ -55,4 +57,4 @@ def _plain(text: str) -> str:
     """Return text in which nothing is read as markup."""
     for sign in "\\`*_[]<>|#":
         text = text.replace(sign, f"\\{sign}")
-    return " ".join(text.split())
+    return " ".join(printable(text).split())

@@ -44,7 +44,7 @@ def as_sarif(diagnosis: Diagnosis, run: str) -> str:
             }
         ],
     }
-    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(content, indent=2, allow_nan=False) + "\n"
 
 
 def _rule(finding: Finding) -> dict[str, Any]:

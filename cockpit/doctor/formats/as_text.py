@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from cockpit.doctor.diagnosis import Diagnosis
 from cockpit.doctor.formats.words import evidence, grouped, headline, percent, subjects
 from cockpit.findings import Finding
+from cockpit.printable import printable
 
 WIDTH = 80
 LABEL = 13
@@ -19,7 +20,7 @@ def as_text(diagnosis: Diagnosis, run: str) -> str:
 
 
 def _lines(diagnosis: Diagnosis, run: str) -> Iterator[str]:
-    yield run
+    yield printable(run)
     yield headline(diagnosis)
     for finding in diagnosis.findings:
         yield ""
@@ -32,14 +33,14 @@ def _lines(diagnosis: Diagnosis, run: str) -> Iterator[str]:
         yield "Not checked:"
         reasons = ((f"{one.code} {one.name}", one.reason) for one in diagnosis.unchecked)
         for reason, names in grouped(reasons).items():
-            text = f"{', '.join(names)}: {reason}"
+            text = printable(f"{', '.join(names)}: {reason}")
             yield from textwrap.wrap(
                 text, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
             )
 
 
 def _of(finding: Finding) -> Iterator[str]:
-    title = f"{finding.code} {finding.severity}: {finding.title}"
+    title = printable(f"{finding.code} {finding.severity}: {finding.title}")
     yield from textwrap.wrap(title, WIDTH, subsequent_indent="  ")
     fields = {
         "since step": str(finding.step),
@@ -57,7 +58,7 @@ def _of(finding: Finding) -> Iterator[str]:
 
 def _field(label: str, text: str) -> list[str]:
     return textwrap.wrap(
-        text,
+        printable(text),
         WIDTH,
         initial_indent=f"  {label:<{LABEL - 2}}",
         subsequent_indent=" " * LABEL,

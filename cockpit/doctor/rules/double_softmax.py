@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cockpit.doctor.record import Record
 from cockpit.doctor.rule import Rule, Sign
+from cockpit.doctor.rules.of_course import SYMPTOMS
 from cockpit.doctor.rules.of_loss import fact
 
 
@@ -29,5 +30,5 @@ RULE = Rule(
     source="PyTorch documentation of CrossEntropyLoss and BCEWithLogitsLoss",
     needs=("Wiring",),
     check=check,
-    explains=("initial-loss",),
+    explains=(*SYMPTOMS, "vanishing-gradients"),
 )

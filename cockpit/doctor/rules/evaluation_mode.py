@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cockpit.doctor.record import Record
 from cockpit.doctor.rule import NotKnown, Rule, Sign
+from cockpit.doctor.rules.of_course import SYMPTOMS
 
 
 def check(run: Record) -> Sign | NotKnown | None:
@@ -41,4 +42,5 @@ RULE = Rule(
     source="PyTorch documentation of Module.train and Module.eval",
     needs=("Wiring",),
     check=check,
+    explains=(*SYMPTOMS, "overfitting"),
 )

@@ -7,6 +7,7 @@ import numpy as np
 from cockpit.doctor.record import Record
 from cockpit.doctor.rule import NotKnown, Rule, Sign
 from cockpit.doctor.rules.no_update import moved, update_curves
+from cockpit.doctor.rules.of_course import SYMPTOMS
 
 LEAST = 3
 """Steps that begin with a gradient although the parameters were updated."""
@@ -38,8 +39,11 @@ def check(run: Record) -> Sign | NotKnown | None:
     updates = update_curves(run)
     if not updates:
         return NotKnown("no update was observed; track UpdateRatio or UpdateSize")
-    updated = set().union(*(curve.steps[moved(curve)].tolist() for curve in updates.values()))
-    if not set(steps[:-1].tolist()) <= updated:
+    seen = [curve for curve in updates.values() if len(curve.steps)]
+    known = {step for c in seen for step in c.steps[np.isfinite(c.values)].tolist()}
+    known &= set(steps[:-1].tolist())
+    updated = {step for curve in seen for step in curve.steps[moved(curve)].tolist()}
+    if not known or not known <= updated:
         return None
     largest = max(added, key=lambda name: float(np.nan_to_num(added[name].values[-1])))
     evidence = {
@@ -63,5 +67,12 @@ RULE = Rule(
     needs=("Wiring",),
     check=check,
     least=LEAST + 1,
+    explains=(
+        *SYMPTOMS,
+        "non-finite",
+        "dead-units",
+        "exploding-gradients",
+        "saturated-activations",
+    ),
     instrument="grad-norm",
 )

@@ -36,5 +36,6 @@ RULE = Rule(
     source='Karpathy (2019), "A Recipe for Training Neural Networks": verify the loss at init',
     needs=("Wiring",),
     check=check,
+    explains=("learning-rate-too-high", "loss-spikes"),
     instrument="loss",
 )

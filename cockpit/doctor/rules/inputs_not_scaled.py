@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cockpit.doctor.record import Record
 from cockpit.doctor.rule import NotKnown, Rule, Sign
+from cockpit.doctor.rules.of_course import SYMPTOMS
 
 LARGE = 10.0
 """Root mean square of inputs. Initialisations are made for 1."""
@@ -40,6 +41,7 @@ RULE = Rule(
     source='LeCun, Bottou, Orr & Müller (1998), "Efficient BackProp", section 4.3',
     needs=("Wiring",),
     check=check,
-    explains=("initial-loss", "non-finite"),
+    explains=(*SYMPTOMS, "initial-loss", "non-finite", "dead-units", "saturated-activations"),
+    spreads=True,
     instrument="activation-scale",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cockpit.doctor.record import Record
 from cockpit.doctor.rule import NotKnown, Rule, Sign
+from cockpit.doctor.rules.of_course import SYMPTOMS
 
 LEAST = 3
 """Steps with a learning rate of 0. A warm-up may begin with one, and a schedule end with one."""
@@ -37,6 +38,6 @@ RULE = Rule(
     needs=("Wiring",),
     check=check,
     least=LEAST,
-    explains=("no-update", "lost-updates"),
+    explains=(*SYMPTOMS, "no-update", "lost-updates"),
     instrument="learning-rate",
 )

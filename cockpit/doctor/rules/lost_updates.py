@@ -50,5 +50,6 @@ RULE = Rule(
     needs=("LostUpdates",),
     check=check,
     least=LEAST,
+    explains=("learning-rate-too-low", "stalled", "underfitting", "labels-shuffled"),
     instrument="lost-updates",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cockpit.doctor.record import Record
 from cockpit.doctor.rule import Rule, Sign
+from cockpit.doctor.rules.of_course import SYMPTOMS
 
 LEAST = 3
 
@@ -44,5 +45,7 @@ RULE = Rule(
     needs=("GradNorm",),
     check=check,
     least=LEAST,
+    explains=SYMPTOMS,
+    spreads=True,
     instrument="grad-norm-layers",
 )

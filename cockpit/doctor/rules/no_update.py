@@ -6,6 +6,7 @@ import numpy as np
 
 from cockpit.doctor.record import Curve, Record
 from cockpit.doctor.rule import NotKnown, Rule, Sign
+from cockpit.doctor.rules.of_course import SYMPTOMS
 
 LEAST = 5
 """Tracked steps without an update. Fewer may be micro-batches that the cockpit was not told of."""
@@ -50,5 +51,6 @@ RULE = Rule(
     needs=("GradNorm",),
     check=check,
     least=LEAST,
+    explains=SYMPTOMS,
     instrument="update-ratio-layers",
 )

@@ -97,6 +97,6 @@ RULE = Rule(
     source="IEEE 754",
     needs=("Loss",),
     check=check,
-    explains=("no-update",),
+    explains=("no-update", "stalled", "underfitting", "learning-rate-too-low"),
     instrument="non-finite",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cockpit.doctor.record import Record
 from cockpit.doctor.rule import NotKnown, Rule, Sign
 from cockpit.doctor.rules.no_update import moved, update_curves
+from cockpit.doctor.rules.of_course import SYMPTOMS
 
 
 def check(run: Record) -> Sign | NotKnown | None:
@@ -40,5 +41,6 @@ RULE = Rule(
     source="definition: the parameter groups of the known optimizers do not list them",
     needs=("Wiring",),
     check=check,
-    explains=("no-update", "lost-updates"),
+    explains=(*SYMPTOMS, "no-update", "lost-updates"),
+    spreads=True,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cockpit.doctor.record import Record
 from cockpit.doctor.rule import Rule, Sign
+from cockpit.doctor.rules.of_course import SYMPTOMS
 
 
 def check(run: Record) -> Sign | None:
@@ -25,5 +26,5 @@ RULE = Rule(
     source="definition of the softmax",
     needs=("Wiring",),
     check=check,
-    explains=("no-update", "no-gradient"),
+    explains=(*SYMPTOMS, "no-update", "no-gradient"),
 )

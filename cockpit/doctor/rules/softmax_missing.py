@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cockpit.doctor.record import Record
 from cockpit.doctor.rule import Rule, Sign
+from cockpit.doctor.rules.of_course import SYMPTOMS
 from cockpit.doctor.rules.of_loss import fact
 
 TITLES = {
@@ -32,5 +33,5 @@ RULE = Rule(
     source="PyTorch documentation of NLLLoss",
     needs=("Wiring",),
     check=check,
-    explains=("non-finite",),
+    explains=(*SYMPTOMS, "non-finite", "dead-units", "exploding-gradients"),
 )

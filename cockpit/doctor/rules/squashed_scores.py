@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cockpit.doctor.record import Record
 from cockpit.doctor.rule import Rule, Sign
+from cockpit.doctor.rules.of_course import SYMPTOMS
 from cockpit.doctor.rules.of_loss import fact
 
 
@@ -27,5 +28,5 @@ RULE = Rule(
     source="PyTorch documentation of CrossEntropyLoss, which takes unnormalised scores",
     needs=("Wiring",),
     check=check,
-    explains=("initial-loss",),
+    explains=(*SYMPTOMS, "initial-loss"),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cockpit.doctor.record import Record
 from cockpit.doctor.rule import NotKnown, Rule, Sign
+from cockpit.doctor.rules.of_course import SYMPTOMS
 
 
 def check(run: Record) -> Sign | NotKnown | None:
@@ -31,4 +32,6 @@ RULE = Rule(
     source="definition: the parameter groups of the known optimizers list them more than once",
     needs=("Wiring",),
     check=check,
+    explains=(*SYMPTOMS, "non-finite", "dead-units"),
+    spreads=True,
 )

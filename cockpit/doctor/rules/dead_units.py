@@ -1,0 +1,60 @@
+"""CP603: units that are silent on every sample."""
+
+from __future__ import annotations
+
+from cockpit.doctor.record import Record
+from cockpit.doctor.rule import NotKnown, Rule, Sign
+from cockpit.doctor.rules.of_layers import FEW, NOTHING_IS_LEARNED, few_samples, lasting, units_of
+
+SHARE = 0.8
+"""Of the units of a layer. Trainings that go well were seen to have 0.64 at times, in small layers: some units are
+of use for few samples only, and a batch need not have one of these."""
+
+UNITS = 8
+"""Without so many in a layer, all of them may begin dead by chance: it is the layer that is too small."""
+
+LEAST = 3
+"""Tracked steps in a row."""
+
+
+def check(run: Record) -> Sign | NotKnown | None:
+    """Look for activations most of whose units are zero throughout."""
+    shares = run.curves("ActivationStats", "dead")
+    if not shares:
+        return NotKnown(
+            "the outputs of modules were not seen; track ActivationStats, give the model"
+        )
+    if few_samples(run):
+        return NotKnown(FEW)
+    wide = {
+        name: curve for name, curve in shares.items() if (units_of(run, name) or UNITS) >= UNITS
+    }
+    found = lasting(wide, lambda share: share > SHARE, LEAST)
+    if found is None:
+        return None
+    step, places = found
+    worst = {name: float(shares[name].values[place]) for name, place in places.items()}
+    # Of those that are about as bad, the one that comes first: what follows a dead layer dies with it.
+    names = sorted(worst, key=lambda name: -round(worst[name], 1))
+    evidence = {"share of units that are zero": worst[names[0]], "modules": len(names)}
+    title = "All units of a layer are dead" if worst[names[0]] == 1 else None
+    return Sign(step, tuple(names), evidence, 0.85 if title else 0.8, title)
+
+
+RULE = Rule(
+    code="CP603",
+    name="dead-units",
+    severity="warning",
+    title="Most units are dead",
+    why="A unit that is zero on every sample passes no gradient on, so that it stays dead: capacity that is "
+    "lost, and where all units of a layer are dead, nothing before it learns any more.",
+    action="Look at the biases, which may be far below 0, and lower the learning rate, a large step being what "
+    "kills units; begin again from a checkpoint from before. LeakyReLU and GELU do not die.",
+    source='Maas, Hannun & Ng (2013), "Rectifier Nonlinearities Improve Neural Network Acoustic Models"',
+    needs=("ActivationStats",),
+    check=check,
+    least=LEAST,
+    explains=(*NOTHING_IS_LEARNED, "no-gradient", "vanishing-gradients", "dormant-units"),
+    spreads=True,
+    instrument="activation-zeros",
+)

@@ -1,0 +1,94 @@
+"""CP103: a training that went well is thrown back."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cockpit.doctor.record import Curve, Record
+from cockpit.doctor.rule import NotKnown, Rule, Sign
+from cockpit.doctor.rules.of_course import at, first, promised, recent, relative_loss
+
+WINDOW = 5
+"""Tracked batches before, in the middle of which the loss was."""
+
+TIMES, RISE = 3.0, 0.3
+"""By how much the loss is above that: times, and in units of a blind guess. Single batches of 32 in healthy trainings
+come to 2.5 times a loss that is small, and 0.26 of a guess."""
+
+UPHILL = 5.0
+"""Slope where an update ended, in units of the loss. At three times the best learning rate it stays below 2.5."""
+
+GOOD = 0.7
+"""Loss over that of a blind guess, below which the training went well; what never did has other causes."""
+
+STALE = 3.0
+"""Gradient in units of Adam's estimate of it; 1 while the estimate is up to date."""
+
+
+def check(run: Record) -> Sign | NotKnown | None:
+    """Look for a loss that jumps, and for an update that leads far up."""
+    loss, slopes = relative_loss(run), promised(run)
+    if len(loss.steps) <= WINDOW:
+        return NotKnown(
+            f"it takes the losses of {WINDOW + 1} batches; track configuration('health')"
+        )
+    before = np.concatenate([[np.nan], recent(loss.values, WINDOW)[:-1]])
+    good = np.fmin.accumulate(np.where(np.isfinite(before), before, np.inf)) < GOOD
+    place = first(good & (loss.values > TIMES * before) & (loss.values > before + RISE))
+    signs = []
+    if place is not None:
+        evidence = {
+            "loss over the one before": float(loss.values[place] / before[place]),
+            **_staleness(run, int(loss.steps[place])),
+        }
+        signs.append(Sign(int(loss.steps[place]), (), evidence, 0.85))
+    if slopes is not None and len(slopes[1].steps):
+        signs += _uphill(run, slopes[1], loss, Curve(loss.steps, np.where(good, before, np.inf)))
+    return min(signs, key=lambda sign: sign.step) if signs else None
+
+
+def _uphill(run: Record, end: Curve, loss: Curve, before: Curve) -> list[Sign]:
+    """Look for the first update that ended far up, after others that did not."""
+    went_well = at(before, end.steps) < GOOD
+    # Where the loss is small, so is a slope of several times as much.
+    place = first(went_well & (end.values > UPHILL) & (end.values * at(loss, end.steps) > RISE))
+    if place is None:
+        return []
+    step = int(end.steps[place])
+    evidence = {"slope where the update ended": float(end.values[place]), **_staleness(run, step)}
+    title = "An update leads far up, and the loss jumps"
+    return [Sign(step, (), evidence, 0.85, title)]
+
+
+def _staleness(run: Record, step: int) -> dict[str, float]:
+    """Return Adam's staleness at the last tracked step up to there, where it was an early sign."""
+    curves = run.curves("AdamStaleness").values()
+    values = [float(at(c, np.array([step]))[0]) for c in curves if len(c.steps)]
+    worst = max(values, default=0.0)
+    return {"gradient over Adam's estimate of it": worst} if worst > STALE else {}
+
+
+RULE = Rule(
+    code="CP103",
+    name="loss-spikes",
+    severity="warning",
+    title="The loss jumps",
+    why="A single step has undone many. The training comes back slowly, if at all, and what caused it will come back, "
+    "too.",
+    action="Look at the batch of that step, and at the learning rate then. Clip the gradient to a few times its "
+    "usual norm; with Adam, a smaller beta2 follows gradients that grow.",
+    source="Wortsman, Dettmers, Zettlemoyer et al. (2023), arXiv:2304.13013; Chowdhery et al. (2022), "
+    "arXiv:2204.02311, section 5.1",
+    needs=("Loss",),
+    check=check,
+    least=WINDOW + 1,
+    explains=(
+        "learning-rate-too-high",
+        "non-finite",
+        "labels-partly-wrong",
+        "stalled",
+        "dead-units",
+        "exploding-gradients",
+    ),
+    instrument="loss",
+)

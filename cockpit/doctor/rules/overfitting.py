@@ -1,0 +1,67 @@
+"""CP110: the training loss falls, and the validation loss rises."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cockpit.doctor.record import Curve, Record
+from cockpit.doctor.rule import NotKnown, Rule, Sign
+from cockpit.doctor.rules.of_course import at, recent
+
+RISE = 1.1
+"""Validation loss over its lowest value, twice in a row, and rising: that of a model with batch normalisation may jump
+while its running statistics are young."""
+
+GAP = 0.6
+"""Training loss over the lowest validation loss: what the model knows of its training samples alone."""
+
+FALLEN = 0.8
+"""Training loss over what it was when the validation loss was lowest: the training goes on learning."""
+
+WINDOW = 5
+"""Tracked batches in the middle of which the training loss is taken."""
+
+
+def check(run: Record) -> Sign | NotKnown | None:
+    """Look for a validation loss that has turned, while the training loss has not."""
+    valid, loss = run.curve("valid_loss"), run.curve("Targets", "loss") or run.curve("Loss")
+    if valid is None or len(valid.steps) < 3:
+        return NotKnown(
+            "it takes three validation losses: watch.log(step, valid_loss=...) at some steps"
+        )
+    if loss is None or len(loss.steps) < WINDOW:
+        return NotKnown(f"it takes the losses of {WINDOW} batches; track configuration('health')")
+    level = recent(loss.values, WINDOW)
+    train = at(Curve(loss.steps, np.where(np.isfinite(level), level, np.inf)), valid.steps)
+    finite = np.where(np.isfinite(valid.values), valid.values, np.inf)
+    for place in range(2, len(finite)):
+        best, (before, at_place) = (
+            int(np.argmin(finite[: place + 1])),
+            finite[place - 1 : place + 1],
+        )
+        risen = RISE * finite[best] < before <= at_place < np.inf
+        now = float(train[place])
+        if risen and now < GAP * finite[best] and now < FALLEN * train[best]:
+            evidence = {
+                "validation loss": float(valid.values[place]),
+                "its lowest value": float(valid.values[best]),
+                "at step": int(valid.steps[best]),
+                "training loss": now,
+            }
+            return Sign(int(valid.steps[place]), (), evidence, 0.85)
+    return None
+
+
+RULE = Rule(
+    code="CP110",
+    name="overfitting",
+    severity="warning",
+    title="The model overfits: the validation loss rises while the training loss falls",
+    why="It learns the training samples by heart. What it learns from here on makes it worse on new ones.",
+    action="Keep the parameters of the step with the lowest validation loss. More data, augmentation, dropout, weight "
+    "decay or a smaller model help; train for fewer epochs.",
+    source="Prechelt (1998), Early Stopping: but when?",
+    needs=("Loss",),
+    check=check,
+    instrument="loss",
+)

@@ -1,0 +1,68 @@
+"""CP307: a sum in the place of a mean, or a mean of a mean."""
+
+from __future__ import annotations
+
+import math
+
+from cockpit.doctor.record import Record
+from cockpit.doctor.rule import NotKnown, Rule, Sign
+from cockpit.doctor.rules import learning_rate_too_high, learning_rate_too_low
+
+ROUNDING = 1e-3
+"""Relative error of a weight that is a whole number, or one over it."""
+
+
+def check(run: Record) -> Sign | NotKnown | None:
+    """Look for a loss that is so many times a mean, in a training whose steps are as much too large or small."""
+    weights, seen = run.curve("Wiring", "loss/weight"), run.curve("Targets", "seen")
+    if weights is None or seen is None or not weights.values[0] > 0:
+        return NotKnown("the loss is not one cross-entropy or squared error, whose weight is known")
+    weight, targets = float(weights.values[0]), float(seen.values[0])
+    times = max(weight, 1 / weight)
+    # A sum over some of the dimensions that the targets have; any other factor is meant.
+    if (
+        not 2 <= times < math.inf
+        or abs(times - round(times)) > ROUNDING * times
+        or targets % round(times)
+    ):
+        return None
+    summed = weight > 1
+    harm = (learning_rate_too_high if summed else learning_rate_too_low).check(run)
+    if not isinstance(harm, Sign):
+        return None  # the learning rate was made for it
+    what = f"summed over {round(times)}" if summed else f"divided by {round(times)} once too often"
+    evidence = {"the losses of the targets are": what, **harm.evidence}
+    title = (
+        "The loss is a sum, and the learning rate too high for it"
+        if summed
+        else "The loss is divided twice, and the learning rate too low for it"
+    )
+    return Sign(harm.step, (), evidence, max(harm.confidence, 0.9), title)
+
+
+RULE = Rule(
+    code="CP307",
+    name="wrong-reduction",
+    severity="error",
+    title="The loss is reduced in a way that the learning rate was not made for",
+    why="A sum makes gradients as many times larger as there are samples, a second division as many times smaller. "
+    "Learning rates and thresholds that are usual are made for the mean.",
+    action='Use the mean over all targets, reduction="mean", and do not divide by the batch size again. If the sum '
+    "is meant, divide the learning rate by the number of its terms.",
+    source="definition: the sum of the weights of all targets in the loss is 1 for a mean",
+    needs=("Wiring", "Targets"),
+    check=check,
+    explains=(
+        "learning-rate-too-high",
+        "learning-rate-too-low",
+        "non-finite",
+        "loss-spikes",
+        "labels-shuffled",
+        "underfitting",
+        "stalled",
+        "dead-units",
+        "dormant-units",
+        "exploding-gradients",
+        "saturated-activations",
+    ),
+)

@@ -1,0 +1,317 @@
+"""Rules on optimisation, data and labels: real trainings with one fault, and the same without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cockpit import Cockpit, configuration
+from cockpit.doctor import RULES, Diagnosis, NotKnown, Record, diagnose
+from cockpit.log import Row
+from cockpit.quantities import Loss
+from cockpit.quantities.targets import Targets
+from cockpit.run import open_run
+from cockpit.schedules import linear
+
+CLASSES, FEATURES, SAMPLES, BATCH = 10, 20, 1500, 50
+RULE = {rule.name: rule for rule in RULES}
+
+
+def data(seed: int) -> tuple[Tensor, Tensor]:
+    """Gaussian clouds around ten centres, which overlap a little."""
+    torch.manual_seed(seed)
+    centres, y = 1.2 * torch.randn(CLASSES, FEATURES), torch.randint(CLASSES, (SAMPLES,))
+    return centres[y] + torch.randn(SAMPLES, FEATURES), y
+
+
+def shuffled(y: Tensor, size: int) -> Iterator[Tensor]:
+    while True:
+        yield from torch.randperm(len(y))[: len(y) // size * size].split(size)
+
+
+def in_order(y: Tensor, size: int) -> Iterator[Tensor]:
+    while True:
+        yield from y.argsort(stable=True)[: len(y) // size * size].split(size)
+
+
+def fit(
+    path: Path,
+    *,
+    rate: float = 0.1,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+    labels: Callable[[Tensor], Tensor] = lambda y: y,
+    order: Callable[[Tensor, int], Iterator[Tensor]] = shuffled,
+    size: int = BATCH,
+    few: int = SAMPLES,
+    width: int = 32,
+    reduce: Callable[[Tensor], Tensor] = torch.mean,
+    clip: float | None = None,
+    schedule: Callable[[int], float] = lambda step: 1.0,
+    steps: int = 160,
+    ids: bool = False,
+    seed: int = 0,
+    **settings: Any,
+) -> Diagnosis:
+    """Train a perceptron, tracked at every tenth step, and return what the doctor says of the run file."""
+    x, right = data(seed)
+    x, y, valid = x[:few], labels(right[:few]), slice(-500, None)
+    x_valid, y_valid = data(seed)[0][valid], right[valid]
+    model = nn.Sequential(
+        nn.Linear(FEATURES, width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
+        nn.Linear(width, CLASSES),
+    )
+    opt = optimizer(model.parameters(), lr=rate, **settings)
+    batches = order(y, size)
+    with Cockpit(model, configuration("health", linear(10)), optimizer=opt, log=path) as watch:
+        for step in range(steps):
+            places = next(batches)
+            for group in opt.param_groups:
+                group["lr"] = rate * schedule(step)
+            opt.zero_grad()
+            losses = F.cross_entropy(model(x[places]), y[places], reduction="none")
+            loss = reduce(losses)
+            named = {"sample_ids": places} if ids else {}
+            with watch(step, loss=loss, individual_losses=losses, **named):
+                loss.backward()
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            opt.step()
+            if step % 15 == 14:
+                with torch.no_grad():
+                    watch.log(step, valid_loss=float(F.cross_entropy(model(x_valid), y_valid)))
+    return diagnose(path)
+
+
+def names(diagnosis: Diagnosis) -> list[str]:
+    """Names of the causes, without notes, the most probable first."""
+    return [finding.name for finding in diagnosis.findings if finding.severity != "note"]
+
+
+HEALTHY: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "three times less": {"rate": 0.03},
+    "three times more": {"rate": 0.3},
+    "momentum": {"rate": 0.02, "momentum": 0.9, "weight_decay": 1e-3},
+    "adamw": {"rate": 3e-3, "optimizer": torch.optim.AdamW},
+    "clipped now and then": {"clip": 1.0},
+    "warm-up and decay": {"schedule": lambda step: min(step / 20, 1.0) * (1 - step / 160)},
+    "a sum, and a rate made for it": {"rate": 0.1 / BATCH, "reduce": torch.sum},
+    "batches of 16": {"size": 16, "rate": 0.05},
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_healthy_trainings_have_no_causes(tmp_path: Path, name: str) -> None:
+    diagnosis = fit(tmp_path / "run.db", **HEALTHY[name])
+    assert names(diagnosis) == []
+    assert not any(one.failed for one in diagnosis.unchecked)
+
+
+def permuted(y: Tensor) -> Tensor:
+    return y[torch.randperm(len(y))]
+
+
+def wrong_places(y: Tensor) -> Tensor:
+    return torch.arange(len(y)) % 4 == 1
+
+
+def partly_wrong(y: Tensor) -> Tensor:
+    """Every fourth label is another one."""
+    return torch.where(wrong_places(y), (y + torch.randint(1, CLASSES, y.shape)) % CLASSES, y)
+
+
+def mostly_one(y: Tensor) -> Tensor:
+    return torch.where(torch.rand(len(y)) < 0.93, 0, y)
+
+
+def bumps(step: int) -> float:
+    return 300.0 if step == 100 else 1.0
+
+
+def stops(step: int) -> float:
+    return 1.0 if step < 40 else 1e-6
+
+
+FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "diverging": ("learning-rate-too-high", {"rate": 30.0}),
+    "too high for Adam": ("learning-rate-too-high", {"rate": 0.3, "optimizer": torch.optim.AdamW}),
+    "too low": ("learning-rate-too-low", {"rate": 1e-3}),
+    "too low for Adam": (
+        "learning-rate-too-low",
+        {"rate": 2e-5, "optimizer": torch.optim.AdamW},
+    ),
+    "a step too far": ("loss-spikes", {"schedule": bumps}),
+    "clipped short": ("clipping-always", {"clip": 0.01}),
+    "batches of two": ("batch-too-small", {"size": 2}),
+    "sorted": ("no-shuffling", {"order": in_order}),
+    "stopped": ("stalled", {"schedule": stops}),
+    "by heart": ("overfitting", {"few": 100, "rate": 0.2, "labels": partly_wrong}),
+    "decay": ("weight-decay-dominates", {"weight_decay": 1.0}),
+    "decay of AdamW": (
+        "weight-decay-dominates",
+        {"weight_decay": 20.0, "rate": 3e-3, "optimizer": torch.optim.AdamW},
+    ),
+    "sum": ("wrong-reduction", {"reduce": torch.sum, "rate": 0.5}),
+    "divided twice": ("wrong-reduction", {"reduce": lambda losses: losses.mean() / len(losses)}),
+    "permuted labels": ("labels-shuffled", {"labels": permuted}),
+    "wrong labels": ("labels-partly-wrong", {"labels": partly_wrong, "steps": 200}),
+    "one class": ("class-imbalance", {"labels": mostly_one}),
+}
+
+
+@pytest.mark.filterwarnings("ignore::cockpit.CockpitWarning")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_fault_is_named_first(tmp_path: Path, fault: str) -> None:
+    name, settings = FAULTS[fault]
+    assert names(fit(tmp_path / "run.db", **settings))[:1] == [name]
+
+
+NOTES = {"clipping-never", "batch-needlessly-large", "underfitting"}
+"""Rules that only note something; what they note has tests of its own."""
+
+
+def notes(diagnosis: Diagnosis) -> set[str]:
+    found = (*diagnosis.findings, *(one.finding for one in diagnosis.consequences))
+    return {finding.name for finding in found if finding.severity == "note"}
+
+
+def test_what_is_only_noted(tmp_path: Path) -> None:
+    assert "clipping-never" in notes(fit(tmp_path / "a.db", clip=1e4))
+    assert "batch-needlessly-large" in notes(fit(tmp_path / "b.db", size=SAMPLES, rate=0.03))
+    assert "underfitting" in notes(fit(tmp_path / "c.db", width=1, rate=0.1, steps=200, seed=1))
+    assert notes(fit(tmp_path / "d.db")) == set()
+
+
+def test_wrong_labels_are_named(tmp_path: Path) -> None:
+    diagnosis = fit(tmp_path / "run.db", labels=partly_wrong, steps=200, ids=True)
+    (finding,) = (one for one in diagnosis.findings if one.name == "labels-partly-wrong")
+    wrong = wrong_places(torch.zeros(SAMPLES))
+    named = [int(subject.removeprefix("sample ")) for subject in finding.subjects]
+    assert len(named) >= 10
+    assert np.mean([bool(wrong[place]) for place in named]) >= 0.8
+
+
+def test_without_numbers_samples_are_named_by_step_and_place(tmp_path: Path) -> None:
+    diagnosis = fit(tmp_path / "run.db", labels=partly_wrong, steps=200)
+    (finding,) = (one for one in diagnosis.findings if one.name == "labels-partly-wrong")
+    step, place = (int(word.split()[1]) for word in finding.subjects[0].split(", "))
+    assert step % 10 == 0
+    assert 0 <= place < BATCH
+
+
+# -- what is recorded -----------------------------------------------------------------------------
+
+
+def test_targets_are_what_they_are_by_definition(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, counts = nn.Linear(4, 6).double(), torch.zeros(6)
+    scores, given = [], []
+    with Cockpit(model, [Targets()], log=tmp_path / "run.db") as watch:
+        for step in range(3):
+            x, y = torch.randn(9, 4, dtype=torch.float64), torch.randint(6, (9,))
+            y[0] = -100
+            outputs = 9 * model(x)
+            loss = F.cross_entropy(outputs, y)
+            scores.append(outputs.detach())
+            given.append(y)
+            with watch(step, loss=loss, sample_ids=torch.arange(9) + 9 * step):
+                loss.backward()
+    run = open_run(tmp_path / "run.db")
+    record = Record.of_file(tmp_path / "run.db")
+    for step, (z, y) in enumerate(zip(scores, given, strict=True)):
+        z, own = z[1:].softmax(1), y[1:]
+        counts += torch.bincount(own, minlength=6)
+        rank = (z > z.gather(1, own[:, None])).sum(1)
+        doubtful = (rank >= 3) & (z.amax(1) > 0.5)
+        expected = {
+            "loss": F.nll_loss(z.log(), own),
+            "accuracy": (rank == 0).double().mean(),
+            "lower_half": (rank >= 3).double().mean(),
+            "entropy": torch.distributions.Categorical(counts).entropy(),
+            "batch_entropy": torch.distributions.Categorical(
+                torch.bincount(own, minlength=6).double()
+            ).entropy(),
+            "most": counts.max() / counts.sum(),
+            "least": counts[counts > 0].min() / counts.sum(),
+            "seen": counts.sum(),
+            "doubt": doubtful.double().mean(),
+        }
+        for key, value in expected.items():
+            steps, values = run.curve("Targets", key)
+            assert values[list(steps).index(step)] == pytest.approx(float(value), rel=1e-5), key
+        flags = record.flags("Targets", "doubtful", step)
+        assert flags is not None
+        assert flags[1:].tolist() == doubtful.tolist()
+        ids = record.flags("Targets", "sample_ids", step)
+        assert ids is not None
+        assert ids.tolist() == [9 * step + place for place in range(9)]
+
+
+def test_targets_of_squared_errors(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, given = nn.Linear(4, 2).double(), []
+    with Cockpit(model, [Targets()], log=tmp_path / "run.db") as watch:
+        for step in range(3):
+            x, y = torch.randn(9, 4, dtype=torch.float64), torch.randn(9, 2, dtype=torch.float64)
+            loss = F.mse_loss(model(x), y)
+            given.append(y)
+            with watch(step, loss=loss):
+                loss.backward()
+    run, seen = open_run(tmp_path / "run.db"), torch.cat(given)
+    between = torch.stack([y.mean(0) for y in given]).var(0, correction=0).mean()
+    assert run.curve("Targets", "variance")[1][-1] == pytest.approx(
+        float(seen.var(0, correction=0).mean())
+    )
+    assert run.curve("Targets", "batch_variance")[1][-1] == pytest.approx(float(between))
+
+
+# -- looking again does not take anything back ----------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::cockpit.CockpitWarning")
+@pytest.mark.parametrize("fault", ["diverging", "too low", "sorted", "decay", "permuted labels"])
+def test_a_finding_stays_and_keeps_its_step(tmp_path: Path, fault: str) -> None:
+    name, settings = FAULTS[fault]
+    fit(tmp_path / "run.db", **settings)
+    whole = Record.of_file(tmp_path / "run.db")
+    rows = [
+        (int(step), Row(quantity, float(value), key, part, True))
+        for (quantity, key), parts in whole._numbers.items()
+        for part, kept in parts.items()
+        for step, value in zip(*kept.curve(), strict=True)
+    ]
+    live, seen = Record(whole.settings, whole.parameters, bounded=True), []
+    for step in sorted({step for step, _ in rows}):
+        live.add(step, [row for at, row in rows if at == step])
+        finding = RULE[name].examine(live)
+        seen.append(None if finding is None or isinstance(finding, NotKnown) else finding.step)
+    found = [step for step in seen if step is not None]
+    assert found
+    assert len(set(found)) == 1
+    assert None not in seen[seen.index(found[0]) :]
+    final = RULE[name].examine(whole)
+    assert final is not None
+    assert not isinstance(final, NotKnown)
+    assert final.step == found[0]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_without_their_numbers_rules_say_what_is_missing(tmp_path: Path, rule: Any) -> None:
+    model = nn.Linear(3, 2)
+    with Cockpit(model, [Loss()], log=tmp_path / "run.db") as watch:
+        for step in range(20):
+            loss = model(torch.randn(4, 3)).square().mean()
+            with watch(step, loss=loss):
+                loss.backward()
+    seen = rule.examine(Record.of_file(tmp_path / "run.db"))
+    assert seen is None or isinstance(seen, NotKnown)
