@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 
-from benchmarks import breakdown, costs, growth, scale
+from benchmarks import breakdown, costs, growth, health, scale
 from benchmarks.cases import CASES
 from benchmarks.tables import Aim, Section, Table
 
@@ -21,7 +21,7 @@ def overhead(quick: bool, tick: Callable[[], None]) -> Section:
     rows = measure(quick, lambda network: tick())
 
     def shares(row: Overhead) -> tuple[float, ...]:
-        return row.budget, row.processor, row.wall, row.idle, row.own
+        return row.budget, row.processor, row.wall, row.idle, row.again, row.own
 
     cells = [
         (
@@ -43,6 +43,7 @@ def overhead(quick: bool, tick: Callable[[], None]) -> Section:
         "processor [%]",
         "clock [%]",
         "nothing due [%]",
+        "plain again [%]",
         "own account [%]",
         "tracked steps",
     )
@@ -51,7 +52,9 @@ def overhead(quick: bool, tick: Callable[[], None]) -> Section:
         head,
         cells,
         ("network", "tracked", "tracked steps"),
-        optional=("tracked steps", "steps", "batch", "own account [%]", "clock [%]"),
+        optional=(
+            *("tracked steps", "steps", "batch", "plain again [%]", "own account [%]", "clock [%]"),
+        ),
     )
     aims = [
         Aim(
@@ -82,6 +85,7 @@ def log(quick: bool, tick: Callable[[], None]) -> Section:
 
 SUBJECTS: dict[str, Subject] = {
     **{name: partial(costs.measured, case) for name, case in CASES.items()},
+    "health": health.measured,
     "breakdown": breakdown.measured,
     "scale": partial(scale.measured, scale.CURVES),
     "log": log,

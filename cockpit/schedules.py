@@ -184,7 +184,8 @@ class _Decided(Schedule):
 def budget(share: float) -> Budget:
     """Track so often that it takes a share of the training time, as the cockpit measures it.
 
-    Quantities with equal budgets have one together, of which all get the same part: what is cheap is tracked
+    What the ``with`` blocks take at every step, tracked or not, is paid first, with four fifths of the budget
+    at most. Of the rest, quantities with equal budgets get the same part each: what is cheap is tracked
     more often than what is dear. The first steps, of which the time of the training itself is known,
     are not tracked. It combines with other schedules: ``budget(0.05) | at([0])`` tracks step 0 whatever
     it costs, and charges it to the budget.

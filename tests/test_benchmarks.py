@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -413,6 +414,27 @@ def test_budgets_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Loss 9" in section.tables[0].markdown()
 
 
+def test_what_a_training_took_is_compared_with_plain_steps_of_its_time() -> None:
+    """A machine that grows slower, steps of 1 % more, two interruptions and two tracked steps."""
+    speed = [1 + step / 400 for step in range(400)]
+    plain, seconds = list(speed), [1.01 * s for s in speed]
+    plain[17] = seconds[31] = 50.0
+    for step in (100, 350):
+        seconds[step] += 4.0
+    taken = overhead.excess(seconds, plain, {100, 350})
+    assert taken == pytest.approx(0.01 + 8 / sum(speed), abs=2e-4)
+    assert overhead.excess(plain, plain, ()) == pytest.approx(0, abs=1e-4)
+
+
+def test_budgets_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(overhead.NETWORKS, "tiny", (tiny, 4))
+    (row,) = overhead.of_network("tiny", 4, steps=60, presets=("economy",))
+    assert (row.network, row.preset, row.steps) == ("tiny", "economy", 60)
+    assert row.tracked["Loss"] > 0
+    assert 0 < row.own < math.inf
+    assert json.loads(json.dumps(asdict(row))) == asdict(row)
+
+
 def test_the_log_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import log
 
@@ -469,7 +491,9 @@ def test_the_readme_is_checked_and_written(
     page, results = tmp_path / "README.md", tmp_path / "full.json"
     monkeypatch.setattr(readme, "README", page)
     monkeypatch.setattr(readme, "RESULTS", results)
-    page.write_text(f"{readme.BEGIN}\nold\n{readme.END}\n", encoding="utf-8")
+    monkeypatch.setattr(readme, "FAULTS", tmp_path / "faults.json")
+    marks = readme.BEGIN, readme.END, readme.RATES_BEGIN, readme.RATES_END
+    page.write_text("\n".join(marks), encoding="utf-8")
     assert readme.main([]) == 2
     assert "Run python -m benchmarks first" in capsys.readouterr().err
     results.write_text("{}", encoding="utf-8")

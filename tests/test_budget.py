@@ -6,6 +6,7 @@ import copy
 import pickle
 import re
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,8 +19,10 @@ from torch import Tensor, nn
 
 import cockpit.cockpit
 from cockpit import Cockpit, CockpitError, CockpitWarning, configuration, quantities, schedules
+from cockpit.budget import clock as clocks
 from cockpit.budget.ledger import Account, Ledger
-from cockpit.budget.meter import Meter, Typical
+from cockpit.budget.meter import Meter
+from cockpit.budget.plain import Typical
 from cockpit.engine import Observation, Step
 from cockpit.engine.needs import Moment, Next
 from cockpit.quantities import Quantity
@@ -309,18 +312,53 @@ def test_while_one_cost_is_known_the_estimate_limits_what_is_charged() -> None:
 # -- what the blocks take where nothing is due ----------------------------------------------------
 
 
-def test_idle_blocks_are_not_charged(clock: FakeClock) -> None:
-    """They take 6 % of the step here, which is more than the whole budget."""
-    clock.each = 0.03 * PLAIN
-    training = Training(clock, costly(clock, a=0.1)).run(500)
-    assert training.counts()["a"] == pytest.approx(250, rel=0.15)
-    assert training.watch.overhead == pytest.approx(0.05, abs=0.005)
+def with_slow_blocks(training: Training, seconds: float) -> Training:
+    """Have each of its blocks take so many seconds, whether something is due or not."""
+    enter = training.watch._enter
+
+    def slow(*arguments: Any) -> bool:
+        training.clock.work(seconds)
+        return enter(*arguments)
+
+    training.watch._enter = slow
+    return training
+
+
+@pytest.mark.parametrize("share", [0.002, 0.01, 0.03])
+def test_idle_blocks_are_paid_for(clock: FakeClock, share: float) -> None:
+    """What they take of a step is no more there for tracking: together it is 5 %."""
+    training = with_slow_blocks(Training(clock, costly(clock, a=0.1)), share * PLAIN).run(500)
+    assert training.overhead() == pytest.approx(0.05, abs=0.002)
+    assert training.watch.overhead == pytest.approx(0.05, abs=0.002)
+    assert training.counts()["a"] == pytest.approx(500 * (0.05 - share) / 0.1, rel=0.05)
+    interval = training.watch._budget._ledgers[0.05].intervals()["a"]
+    assert interval == pytest.approx(500 / training.counts()["a"], rel=0.05)
     training.watch.close()
     subject, text = events(training)[-1]
     assert subject == "overhead"
-    more = text.split("; ")[1]
-    assert more.endswith("are taken by the with blocks at every step, tracked or not")
-    assert 4 < float(more.split()[0]) < 7
+    assert text.endswith(f"; {100 * share:.1f} % by the with blocks at every step, tracked or not")
+
+
+def test_something_is_tracked_whatever_idle_blocks_take(clock: FakeClock) -> None:
+    """They take more than the whole budget here, of which a fifth is kept for tracking."""
+    training = with_slow_blocks(Training(clock, costly(clock, a=0.1)), 0.06 * PLAIN).run(500)
+    assert training.counts()["a"] == pytest.approx(50, abs=2)
+    assert training.watch.overhead == pytest.approx(training.overhead(), abs=0.002)
+    keeper = training.watch._budget
+    assert keeper.spent[0.05] / keeper.trained == pytest.approx(0.05, abs=0.002)
+    training.watch.close()
+
+
+def test_budgets_share_what_idle_blocks_take(clock: FakeClock) -> None:
+    first = Costly(budget(0.02), need=Work(clock, 0.2 * PLAIN), label="first")
+    second = Costly(budget(0.06), need=Work(clock, 0.21 * PLAIN), label="second")
+    training = with_slow_blocks(Training(clock, [first, second]), 0.04 * PLAIN).run(1000)
+    assert training.counts()["first"] == pytest.approx(1000 * 0.01 / 0.2, abs=3)
+    assert training.counts()["second"] == pytest.approx(1000 * 0.03 / 0.21, abs=3)
+    keeper = training.watch._budget
+    spent = {share: seconds / keeper.trained for share, seconds in keeper.spent.items()}
+    assert spent == pytest.approx({0.02: 0.02, 0.06: 0.06}, rel=0.03)
+    training.watch.close()
 
 
 def test_an_idle_block_that_takes_long_is_charged(clock: FakeClock) -> None:
@@ -329,21 +367,26 @@ def test_an_idle_block_that_takes_long_is_charged(clock: FakeClock) -> None:
     while any(quantity.is_due(training.step) for quantity in training.watch.quantities):
         training.run(1)
     enter = training.watch._enter
-
-    def slow(*arguments: Any) -> bool:
-        clock.work(5 * PLAIN)
-        return enter(*arguments)
-
-    training.watch._enter = slow
-    training.run(1)
+    with_slow_blocks(training, 5 * PLAIN).run(1)
     training.watch._enter = enter
     training.run(60)
     spent = training.counts()["a"] * 0.1 * PLAIN
-    assert training.watch._budget.total == pytest.approx(spent + 5 * PLAIN, rel=0.02)
+    assert training.watch._budget.tracking == pytest.approx(spent + 5 * PLAIN, rel=0.02)
     training.watch.close()
 
 
 # -- what is no training --------------------------------------------------------------------------
+
+
+def test_the_time_is_that_of_the_training_s_own_thread() -> None:
+    """It stands still where others work on the machine; of a device there is what its host sees."""
+    assert clocks.clock_of(torch.device("cpu")).mark is time.thread_time
+    assert clocks.clock_of(torch.device("mps")).mark is time.perf_counter
+
+
+def test_ticks_of_16_ms_are_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clocks.os, "name", "nt")
+    assert clocks.clock_of(torch.device("cpu")).mark is time.perf_counter
 
 
 def test_pauses_are_no_training(clock: FakeClock) -> None:

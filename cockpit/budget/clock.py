@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -28,15 +30,14 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """The clock of the host, for devices that it waits for anyway."""
+    """A clock of the host, for devices that it waits for anyway.
 
-    def host(self) -> float:
-        """Return the host's time, in seconds."""
-        return time.perf_counter()
+    Args:
+        seconds: Tells its time, in seconds.
+    """
 
-    def mark(self) -> float:
-        """Note this moment."""
-        return time.perf_counter()
+    def __init__(self, seconds: Callable[[], float] = time.perf_counter) -> None:
+        self.host = self.mark = seconds
 
     def passed(self, moment: float) -> bool:
         """Whether it has passed: always."""
@@ -82,6 +83,13 @@ class StreamClock:
 def clock_of(device: torch.device) -> Clock:
     """Return the clock of a device.
 
-    Others than those `WITH_EVENTS` have the host's, which sees what the host spends on them.
+    On a CPU it is the processor's time of the training's own thread, which waits for the others where
+    there are several: like that on the wall, but other programs on the machine, a stalled loader and a
+    breakpoint leave it as it is. (Windows counts it in ticks of 16 ms, which is too coarse.) Devices
+    that are neither CPUs nor `WITH_EVENTS` have that on the wall, which sees what the host spends on them.
     """
-    return StreamClock(device) if device.type in WITH_EVENTS else HostClock()
+    if device.type in WITH_EVENTS:
+        return StreamClock(device)
+    return HostClock(
+        time.thread_time if device.type == "cpu" and os.name != "nt" else time.perf_counter
+    )

@@ -11,6 +11,12 @@ from typing import Any
 RECENT = 7
 """Number of measured costs that are remembered."""
 
+LONGEST_WAIT = 32
+"""Steps after which is decided anew whether something can be afforded, however unlikely that is."""
+
+KEPT = 0.2
+"""Part of a budget that is for quantities, whatever it takes to have a cockpit at all."""
+
 
 @dataclass
 class Account:
@@ -54,13 +60,14 @@ class Account:
             plain: Seconds of a training step without tracking.
         """
         cost = self.cost(plain)
-        return min(cost, self.effort * plain) if len(self.costs) == 1 else cost
+        return cost if len(self.costs) != 1 else min(cost, self.effort * plain)
 
 
 class Ledger:
     r"""Spends a share of the training time on quantities, the same part on each of them.
 
-    With every training step each account gets an equal part of `share` times the time of a plain step.
+    With every training step each account gets an equal part of `share` times the time of a plain step,
+    less what the with blocks take where nothing is tracked; of that no more is paid than leaves `KEPT`.
     A quantity is due when its account holds half of what it costs, and is charged all of it: so over
     time, what has been spent is neither ahead of what was earned nor behind it, whenever one looks.
     What a step really took, beyond the usual costs of its quantities or below them, is borne by all
@@ -84,6 +91,7 @@ class Ledger:
         self.accounts: dict[str, Account] = {}
         self.plain = 0.0  # seconds of a plain step, 0 while that is not known
         self._unpaid = 0  # steps without their credit, since that was not known
+        self._attached = 0.0  # seconds that their blocks took
         self._credited = 0.0
         self._elsewhere = 0.0
 
@@ -100,21 +108,29 @@ class Ledger:
         """Return what a quantity will cost, in seconds."""
         return self.accounts[name].cost(self.plain)
 
-    def credit(self, plain: float) -> None:
+    def credit(self, plain: float, attached: float = 0.0) -> float:
         """Pay out the credit of a training step.
 
         Args:
             plain: What it takes without tracking, in seconds; 0 while that is not known.
+            attached: What the blocks take of it where nothing is tracked.
+
+        Returns:
+            How much was paid for the blocks, of this step and of those before that had no credit yet.
         """
         self.plain = plain
         self._unpaid += 1
+        self._attached += attached
         if not plain:
-            return
-        amount, self._unpaid = self.share * plain * self._unpaid, 0
-        self._credited += amount
+            return 0.0
+        earned, self._unpaid = self.share * plain * self._unpaid, 0
+        paid, self._attached = min(self._attached, (1 - KEPT) * earned), 0.0
+        self._credited += earned
+        self._elsewhere += paid
         open_ = [a for a in self.accounts.values() if a.balance < a.cost(plain)]
         for account in open_:
-            account.balance += amount / len(open_)
+            account.balance += (earned - paid) / len(open_)
+        return paid
 
     def charge(self, names: Iterable[str]) -> float:
         """Charge quantities with what they will cost, and return the sum."""
@@ -147,14 +163,25 @@ class Ledger:
         if not self.plain or not self.accounts:
             return set()
         coming = self.share * self.plain / len(self.accounts)
-        has = {n: a.balance + coming for n, a in self.accounts.items() if not a.awaited}
-        due = {n for n, balance in has.items() if balance >= self._price(n) / 2}
+        plain, accounts = self.plain, self.accounts.items()
+        has = {n: a.balance + coming for n, a in accounts if not a.awaited}
+        due = {n for n, a in accounts if n in has and has[n] >= a.price(plain) / 2}
         if any(self.accounts[name].grouped for name in due):
             due |= {name for name in has if self._comes_along(name, has[name])}
         return due
 
-    def _price(self, name: str) -> float:
-        return self.accounts[name].price(self.plain)
+    def wait(self) -> int:
+        """Return at how many steps after the next one nothing can be afforded, if nothing is at that one."""
+        plain, accounts = self.plain, self.accounts.values()
+        if not plain or any(account.awaited for account in accounts):
+            return 0
+        open_ = sum(account.balance < account.cost(plain) for account in accounts)
+        if not open_:
+            return 0
+        # No more accounts are full before one of them is due: until then none gets more than this.
+        income, coming = self.share * plain / open_, self.share * plain / len(accounts)
+        missing = min(account.price(plain) / 2 - account.balance for account in accounts) - coming
+        return max(0, min(LONGEST_WAIT, math.ceil(missing / income) - 1))
 
     def _comes_along(self, name: str, balance: float) -> bool:
         account = self.accounts[name]
@@ -163,7 +190,7 @@ class Ledger:
 
     @property
     def available(self) -> float:
-        """The credit of a step in seconds, without what things that have no account here take of it."""
+        """The credit of a step in seconds, without what blocks and quantities that have no account take of it."""
         taken = self._elsewhere / self._credited if self._credited else 0.0
         return self.share * self.plain * max(0.0, 1 - taken)
 
@@ -181,12 +208,18 @@ class Ledger:
     def state_dict(self) -> dict[str, Any]:
         """Return what the accounts hold, as plain data; the credit of the last step has not come yet."""
         accounts = {name: [a.balance, list(a.costs)] for name, a in self.accounts.items()}
-        flows = {"credited": self._credited, "elsewhere": self._elsewhere}
-        return {"accounts": accounts, "unpaid": self._unpaid, **flows}
+        return {
+            "accounts": accounts,
+            "unpaid": self._unpaid,
+            "attached": self._attached,
+            "credited": self._credited,
+            "elsewhere": self._elsewhere,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up what accounts of these names held; the credit of the last step is still to come."""
         self._unpaid = state["unpaid"]
+        self._attached = state.get("attached", 0.0)
         self._credited = state.get("credited", 0.0)
         self._elsewhere = state.get("elsewhere", 0.0)
         for name, (balance, costs) in state["accounts"].items():

@@ -4,60 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import fmean, median
 from typing import Any
 
 from cockpit.budget.clock import Clock
-
-RECENT = 64
-"""Number of times that are remembered."""
-
-REFRESH = 8
-"""The typical time is computed anew when one in so many of those that it rests on would be new."""
-
-LONGEST = 3.0
-"""How many times the median a time may be to count: steps may differ, but a pause is none."""
-
-
-@dataclass
-class Typical:
-    """The time that something usually takes: the mean of the recent times of up to `LONGEST` medians.
-
-    Where steps alternate, as those of two players, that is the mean of both kinds; a validation, a
-    stalled loader or a breakpoint leaves it as it was.
-
-    Args:
-        recent: The recent times, in seconds.
-    """
-
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-    _known: float | None = None
-    _new: int = 0
-
-    def __len__(self) -> int:
-        return len(self.recent)
-
-    def add(self, seconds: float) -> None:
-        """Take note of one more."""
-        self.recent.append(seconds)
-        self._new += 1
-        if REFRESH * self._new >= len(self.recent):
-            self._known = None
-
-    def beyond(self, seconds: float) -> float:
-        """Return by how much a time exceeds the typical one, if it is too long to count."""
-        return seconds - self.seconds if seconds > LONGEST * self.seconds else 0.0
-
-    @property
-    def seconds(self) -> float:
-        """The time; 0 where there is none."""
-        if not self.recent:
-            return 0.0
-        if self._known is None:
-            most = LONGEST * median(self.recent)
-            self._known = fmean([seconds for seconds in self.recent if seconds <= most])
-            self._new = 0
-        return self._known
 
 
 @dataclass
@@ -125,8 +74,8 @@ class Meter:
         self._body: Any = None
 
     def step(self) -> None:
-        """Note that a training step begins."""
-        now = self._clock.mark()
+        """Note that a training step begins: with the cockpit's work, if it is at work already."""
+        now = self._start if self._depth else self._clock.mark()
         before = self._marks
         before.end = now
         if before.start is not None:
