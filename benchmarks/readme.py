@@ -1,4 +1,4 @@
-"""Write the table of costs in the README from the results: ``python -m benchmarks.readme``."""
+"""Write the README's tables of costs and of the doctor's rates from the results: ``python -m benchmarks.readme``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from benchmarks.rows import TIME
 
 README = Path(__file__).parents[1] / "README.md"
 RESULTS = Path(__file__).parent / "results" / "full.json"
+FAULTS = RESULTS.with_name("faults.json")
 BEGIN, END = "<!-- cost: begin -->", "<!-- cost: end -->"
+RATES_BEGIN, RATES_END = "<!-- rates: begin -->", "<!-- rates: end -->"
+UNMEASURED = "Nothing is claimed before it is measured: `make faults` measures it, and writes the table here."
+HELD_OUT, DOCTOR = "held-out", "doctor"
 NETWORKS = {
     "mlp": "MLP 784-1000-500-100-10",
     "3c3d": "3c3d, a small convolutional network",
@@ -98,11 +102,45 @@ def updated(readme: str, results: dict[str, Any]) -> str:
     """
     if results.get("quick"):
         raise ValueError("The results are those of --quick, whose batches are too small.")
-    if readme.count(BEGIN) != 1 or readme.count(END) != 1:
-        raise ValueError(f"The README must have the lines {BEGIN} and {END} once each.")
-    before, _, rest = readme.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table(results)}\n{END}{after}"
+    return between(readme, BEGIN, END, table(results))
+
+
+def between(readme: str, begin: str, end: str, text: str) -> str:
+    """Return the README with a text between two lines of it.
+
+    Raises:
+        ValueError: if the place of the text is not marked once.
+    """
+    if readme.count(begin) != 1 or readme.count(end) != 1:
+        raise ValueError(f"The README must have the lines {begin} and {end} once each.")
+    before, _, rest = readme.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n{text}\n{end}{after}"
+
+
+def rates(faults: dict[str, Any] | None) -> str:
+    """Return the table of how often the doctor is right, and rule sets that others publish."""
+    if faults is None:
+        return UNMEASURED
+    half = faults["halves"][HELD_OUT]["overall"]
+    rows = [
+        "| | detected | cause first | among 3 | healthy with alarm |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for sayer, score in half.items():
+        shares = (
+            *(score[key] for key in ("detection", "top_1", "top_3")),
+            score["healthy"]["alarmed"],
+        )
+        name = "**cockpit doctor**" if sayer == DOCTOR else sayer
+        rows.append(f"| {name} | {' | '.join(f'{share:.0%}' for share in shares)} |")
+    of_doctor = half[DOCTOR]
+    words = (
+        f"Of {of_doctor['runs']} trainings with one known fault each and {of_doctor['healthy']['runs']} healthy "
+        "ones that the rules were not tuned on; beside it, rule sets that others publish, on the same runs. "
+        "[What is trained, and the rates by kind of fault](docs/fault-benchmark.md)."
+    )
+    return "\n".join(rows) + f"\n\n{wrapped(words)}"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -116,7 +154,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         results = json.loads(RESULTS.read_text(encoding="utf-8"))
         readme = README.read_text(encoding="utf-8")
-        new = updated(readme, results)
+        faults = json.loads(FAULTS.read_text(encoding="utf-8")) if FAULTS.exists() else None
+        new = between(updated(readme, results), RATES_BEGIN, RATES_END, rates(faults))
     except FileNotFoundError as error:
         print(f"{error.filename} is missing. Run python -m benchmarks first.", file=sys.stderr)
         return 2

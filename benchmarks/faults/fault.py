@@ -1,0 +1,57 @@
+"""What a kind of fault is: two functions that change a training, and what should be said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.faults.training import OPTIMIZERS, Setup
+
+
+@dataclass(frozen=True)
+class Injected:
+    """Where a fault is, and since when.
+
+    Args:
+        places: Names of the modules, parameters or samples that may be named; none for a fault of the
+            training as a whole.
+        step: The first step that is not healthy.
+    """
+
+    places: tuple[str, ...] = ()
+    step: int = 0
+
+
+Change = Callable[[Setup], Injected | None]
+"""Changes a training; None is a fault of the training as a whole, from its first step on."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of fault.
+
+    Args:
+        name: Of the kind.
+        rule: Name of the doctor's rule that should be the first to be named.
+        a: The variant of the tuning half.
+        b: The variant of the held-out half.
+        split: The architectures of the tuning half, and those of the held-out half. Where it makes sense
+            on one only, that is in both.
+        also: Names of other rules that name the cause as well.
+        optimizers: Those with which it makes sense.
+        baselines: The rules of the baselines whose names name the kind.
+    """
+
+    name: str
+    rule: str
+    a: Change
+    b: Change
+    split: tuple[tuple[str, ...], tuple[str, ...]]
+    also: tuple[str, ...] = ()
+    optimizers: tuple[str, ...] = OPTIMIZERS
+    baselines: tuple[str, ...] = ()
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The rules that name the cause."""
+        return (self.rule, *self.also)

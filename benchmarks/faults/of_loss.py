@@ -1,0 +1,116 @@
+"""Faults of the loss, and of what connects the model with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.faults.fault import Change, Injected
+from benchmarks.faults.models import after, layers, part
+from benchmarks.faults.of_signals import ACTIVATIONS
+from benchmarks.faults.training import Setup
+
+
+def before_the_loss(change: Callable[[Tensor], Tensor]) -> Change:
+    """Return the fault of something between the model and the loss."""
+
+    def fault(setup: Setup) -> None:
+        plain = setup.losses
+        setup.losses = lambda outputs, y: plain(change(outputs), y)
+
+    return fault
+
+
+double_softmax = before_the_loss(lambda outputs: outputs.softmax(-1))
+sigmoid_before = before_the_loss(torch.sigmoid)
+relu_before = before_the_loss(torch.relu)
+tanh_before = before_the_loss(torch.tanh)
+
+
+def likelihood(of: Callable[[Tensor], Tensor]) -> Change:
+    """Return the fault of a negative log-likelihood of what has no logarithm."""
+
+    def losses(outputs: Tensor, y: Tensor) -> Tensor:
+        if y.dim() == 1:
+            return F.nll_loss(of(outputs), y, reduction="none")
+        return F.nll_loss(of(outputs).mT, y, reduction="none").mean(1)
+
+    def fault(setup: Setup) -> None:
+        setup.losses = losses
+
+    return fault
+
+
+of_scores = likelihood(lambda outputs: outputs)
+of_probabilities = likelihood(lambda outputs: outputs.softmax(-1))
+
+
+def summed(setup: Setup) -> None:
+    """Add the losses up, with the learning rate of their mean."""
+    setup.reduce = torch.sum
+
+
+def divided_twice(setup: Setup) -> None:
+    """Divide the mean by the size of the batch once more."""
+    size = setup.batch_size
+    setup.reduce = lambda losses: losses.mean() / size
+
+
+def target_without_column(setup: Setup) -> None:
+    """Compare outputs `[N, 1]` with targets `[N]`."""
+    setup.losses = lambda outputs, y: (outputs - y.squeeze(1)).square()
+
+
+def output_without_column(setup: Setup) -> None:
+    """Compare outputs `[N]` with targets `[N, 1]`."""
+    setup.losses = lambda outputs, y: (outputs.squeeze(1) - y).square()
+
+
+class Detached(nn.Module):
+    """An activation that hands on no gradient."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the activation without its graph."""
+        return self.activation(x).detach()
+
+
+class Untracked(nn.Module):
+    """A layer that is computed without a graph."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the layer returns, without a gradient for anything before."""
+        with torch.no_grad():
+            return self.layer(x)
+
+
+def detached(setup: Setup) -> Injected:
+    """Detach an activation in the middle, so that nothing before it learns."""
+    found = [name for name, _ in layers(setup.model)]
+    at = len(found) // 2
+    name = after(setup.model, found[at], ACTIVATIONS)
+    _put(setup.model, name, Detached(part(setup.model, name)))
+    return Injected(tuple(found[: at + 1]))
+
+
+def untracked(setup: Setup) -> Injected:
+    """Compute a layer in the middle without a graph."""
+    found = [name for name, _ in layers(setup.model)]
+    at = len(found) // 2
+    _put(setup.model, found[at], Untracked(part(setup.model, found[at])))
+    return Injected((*found[:at], f"{found[at]}.layer", found[at]))
+
+
+def _put(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, last = name.rpartition(".")
+    setattr(part(model, parent), last, module)

@@ -1,0 +1,311 @@
+"""Faults of the model: signals and gradients that vanish, explode, saturate, die or mix."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.faults import models
+from benchmarks.faults.fault import Change, Injected
+from benchmarks.faults.models import after, layers, part
+from benchmarks.faults.of_steps import attentions
+from benchmarks.faults.training import Setup
+
+ACTIVATIONS = (nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid)
+
+
+def replace(setup: Setup, **options: Any) -> list[str]:
+    """Give the training another model of its architecture; return the names of its layers."""
+    makers: dict[str, Callable[..., nn.Module]] = {
+        "mlp": models.mlp,
+        "cnn": models.cnn,
+        "resnet": models.ResNet,
+        "regression": models.regression,
+    }
+    setup.again()
+    if setup.architecture == "transformer":
+        setup.model = models.Transformer(setup.data.classes, **options)
+    else:
+        setup.model = makers[setup.architecture](**options)
+    return [name for name, _ in layers(setup.model)]
+
+
+def middle(setup: Setup) -> tuple[str, Any]:
+    """Return a layer in the middle of the model."""
+    found = layers(setup.model)
+    return found[len(found) // 2]
+
+
+@torch.no_grad()
+def scale(module: Any, factor: float) -> None:
+    """Multiply the weights of a layer."""
+    module.weight.mul_(factor)
+
+
+def deep(setup: Setup, count: int, activation: Callable[[], nn.Module]) -> list[str]:
+    """Make the model deeper, with other activations."""
+    key = "more" if setup.architecture == "cnn" else "hidden"
+    return replace(setup, **{key: count, "activation": activation})
+
+
+def deep_sigmoids(setup: Setup) -> Injected:
+    """Put many sigmoids behind each other."""
+    names = deep(setup, 8, nn.Sigmoid)
+    return Injected(tuple(names[: len(names) // 2]))
+
+
+def small_gains(setup: Setup) -> Injected:
+    """Initialise every layer of a deep model with weights that are far too small."""
+    names = deep(setup, 8, nn.Tanh)
+    for name in names:
+        scale(part(setup.model, name), 0.3)
+    return Injected(tuple(names[: len(names) // 2]))
+
+
+def large_gains(setup: Setup) -> Injected:
+    """Initialise every layer of a deep model with weights that are too large."""
+    names = deep(setup, 8, nn.ReLU)
+    for name in names:
+        scale(part(setup.model, name), 5.0)
+    return Injected((*names, "head"))
+
+
+def amplified(setup: Setup) -> Injected:
+    """Initialise a deep model with a standard normal distribution."""
+    names = deep(setup, 5, nn.ReLU)
+    for name in names:
+        nn.init.normal_(part(setup.model, name).weight)
+    return Injected((*names, "head"))
+
+
+@torch.no_grad()
+def shift(model: nn.Module, name: str, offset: float, share: float = 1.0) -> None:
+    """Shift what goes into the activations after a layer, for a share of its units."""
+    layer = part(model, name)
+    try:
+        norm = part(model, after(model, name, nn.BatchNorm2d))
+        layer = norm
+    except LookupError:
+        pass
+    layer.bias[: int(share * len(layer.bias))] = offset
+
+
+def dead(setup: Setup) -> Injected:
+    """Begin with a bias that most ReLU units of a layer never come back from."""
+    name, _ = middle(setup)
+    shift(setup.model, name, -20.0, 0.9)
+    return Injected((name, after(setup.model, name, nn.ReLU), *_norm(setup.model, name)))
+
+
+def dead_from_the_start(setup: Setup) -> Injected:
+    """Begin with a negative bias in the first layer, in which three of four units die."""
+    name, _ = layers(setup.model)[0]
+    shift(setup.model, name, -12.0, 0.75)
+    return Injected((name, after(setup.model, name, nn.ReLU), *_norm(setup.model, name)))
+
+
+def _norm(model: nn.Module, name: str) -> tuple[str, ...]:
+    try:
+        return (after(model, name, nn.BatchNorm2d),)
+    except LookupError:
+        return ()
+
+
+@torch.no_grad()
+def dormant(setup: Setup) -> Injected:
+    """Begin with tiny weights into and out of most units of a layer."""
+    name, layer = middle(setup)
+    count = 4 * len(layer.weight) // 5
+    layer.weight[:count] *= 1e-4
+    layer.bias[:count] = 0
+    _outgoing(setup.model, name, count, 1e-4)
+    return Injected((name, after(setup.model, name, ACTIVATIONS)))
+
+
+@torch.no_grad()
+def dormant_at_first(setup: Setup) -> Injected:
+    """Begin with hardly any weights into two thirds of the units of the first layer, and out of them."""
+    name, layer = layers(setup.model)[0]
+    count = 2 * len(layer.weight) // 3
+    layer.weight[:count] *= 1e-3
+    layer.bias[:count] = 0
+    _outgoing(setup.model, name, count, 1e-3)
+    return Injected((name, after(setup.model, name, ACTIVATIONS)))
+
+
+def _outgoing(model: nn.Module, name: str, count: int, factor: float) -> None:
+    """Multiply the weights from the first units of a layer to the next one."""
+    names = [known for known, _ in layers(model)] + ["head"]
+    following = part(model, names[names.index(name) + 1])
+    weight = following.weight
+    each = weight.shape[1] // len(part(model, name).weight)
+    weight[:, : count * each] *= factor
+
+
+def saturated_tanh(setup: Setup) -> Injected:
+    """Use tanh, and begin with weights of a layer that are 30 times as large."""
+    replace(setup, activation=nn.Tanh)
+    name, layer = middle(setup)
+    scale(layer, 30.0)
+    return Injected((name, after(setup.model, name, nn.Tanh)))
+
+
+@torch.no_grad()
+def saturated_sigmoid(setup: Setup) -> Injected:
+    """Use sigmoids, and begin with biases of a layer of 12 or -12."""
+    replace(setup, activation=nn.Sigmoid)
+    name, layer = middle(setup)
+    layer.bias.fill_(12.0)
+    layer.bias[::2] = -12.0
+    return Injected((name, after(setup.model, name, nn.Sigmoid)))
+
+
+def one_layer_times(factor: float) -> Change:
+    """Return the fault of one layer whose weights are initialised at another scale."""
+
+    def change(setup: Setup) -> Injected:
+        name, layer = middle(setup)
+        scale(layer, factor)
+        return Injected((name, after(setup.model, name, ACTIVATIONS)))
+
+    return change
+
+
+@torch.no_grad()
+def constant(setup: Setup) -> Injected:
+    """Initialise all weights from the second layer on with one number each."""
+    return _constant(setup, lambda layer: layer.weight.fill_(0.5 / layer.weight[0].numel() ** 0.5))
+
+
+@torch.no_grad()
+def zeros(setup: Setup) -> Injected:
+    """Initialise all weights from the second layer on with zeros."""
+    return _constant(setup, lambda layer: layer.weight.zero_())
+
+
+def _constant(setup: Setup, fill: Callable[[Any], object]) -> Injected:
+    found = layers(setup.model)
+    chosen = found[1:] if len(found) > 1 else found
+    for _, layer in [*chosen, ("head", part(setup.model, "head"))]:
+        fill(layer)
+        layer.bias.zero_()
+    acts = [after(setup.model, name, ACTIVATIONS) for name, _ in chosen]
+    return Injected((*(name for name, _ in chosen), "head", *acts))
+
+
+@torch.no_grad()
+def symmetric_layer(setup: Setup) -> Injected:
+    """Copy the first unit of a hidden layer, and what follows from it, to all others."""
+    found = layers(setup.model)
+    at = len(found) // 2
+    name, layer = found[at]
+    following = [*found, ("head", part(setup.model, "head"))][at + 1][1]
+    layer.weight.copy_(layer.weight[:1].expand_as(layer.weight).clone())
+    layer.bias.fill_(0.01)
+    if following.weight.dim() == layer.weight.dim():
+        following.weight.copy_(following.weight[:, :1].expand_as(following.weight).clone())
+    else:  # what was flattened: channels by positions
+        each = following.weight.shape[1] // len(layer.weight)
+        parts = following.weight[:, :each].repeat(1, len(layer.weight))
+        following.weight.copy_(parts)
+    return Injected((name, after(setup.model, name, ACTIVATIONS)))
+
+
+@torch.no_grad()
+def large_head(setup: Setup) -> Injected:
+    """Initialise the last layer so that scores have a standard deviation of 6."""
+    head = part(setup.model, "head")
+    spread = (setup.model(setup.data.x[:64]) - head.bias).std()
+    scale(head, 6 / float(spread))
+    return Injected(("head",))
+
+
+@torch.no_grad()
+def sure_head(setup: Setup) -> Injected:
+    """Begin with a bias that is sure of two classes."""
+    part(setup.model, "head").bias[:2] = 15.0
+    return Injected(("head",))
+
+
+def no_norms(setup: Setup) -> None:
+    """Leave the norms out of a deep model."""
+    count = {"resnet": {"blocks": 10}, "transformer": {"layers": 6}}[setup.architecture]
+    replace(setup, norm=lambda width: nn.Identity(), **count)
+    for _, layer in layers(setup.model):
+        scale(layer, 2.0)
+
+
+def no_norms_deep(setup: Setup) -> None:
+    """Leave the norms out of a model that is deeper still."""
+    count = {"resnet": {"blocks": 12}, "transformer": {"layers": 8}}[setup.architecture]
+    replace(setup, norm=lambda width: nn.Identity(), **count)
+    for _, layer in layers(setup.model):
+        scale(layer, 2.0)
+
+
+def followed(setup: Setup, last: nn.Module) -> Injected:
+    """Put a module behind the model."""
+    setup.model = nn.Sequential(OrderedDict(net=setup.model, last=last))
+    return Injected(("last", "net.head"))
+
+
+class OverTheBatch(nn.Module):
+    """Takes the mean over the batch away: over dimension 0, where 1 was meant."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the deviations."""
+        return x - x.mean(0, keepdim=True)
+
+
+class Reshaped(nn.Module):
+    """Reshapes `[N, ...]` where its first two dimensions were to be swapped twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return an output of the shape of the input, in which the samples are mixed."""
+        n, width = x.shape[:2]
+        return x.reshape(width, n, *x.shape[2:]).transpose(0, 1)
+
+
+def norm_last(setup: Setup) -> Injected:
+    """Put a norm without a scale of its own after the last layer."""
+    return followed(setup, nn.LayerNorm(setup.data.classes, elementwise_affine=False))
+
+
+def batch_norm_last(setup: Setup) -> Injected:
+    """Normalise the scores over the batch."""
+    return followed(setup, nn.BatchNorm1d(setup.data.classes, affine=False))
+
+
+def mean_over_batch(setup: Setup) -> Injected:
+    """Centre the scores over the batch in the place of the classes."""
+    return followed(setup, OverTheBatch())
+
+
+def mixed_samples(setup: Setup) -> Injected:
+    """Mix the samples by a reshape in the place of a transposition."""
+    return followed(setup, Reshaped())
+
+
+@torch.no_grad()
+def sharp_attention(setup: Setup) -> Injected:
+    """Begin with weights of queries and keys that are 12 times as large."""
+    return _attention(setup, 12.0)
+
+
+@torch.no_grad()
+def sharper_attention(setup: Setup) -> Injected:
+    """Begin with weights of queries and keys that are 6 times as large, in the first block 30 times."""
+    _attention(setup, 6.0)
+    return _attention(setup, 5.0, 1)
+
+
+def _attention(setup: Setup, factor: float, blocks: int | None = None) -> Injected:
+    names = attentions(setup.model)[:blocks]
+    for name in names:
+        weight = part(setup.model, name).in_proj_weight
+        weight[: 2 * models.WIDTH] *= factor
+    return Injected(names)
