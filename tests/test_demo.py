@@ -1,8 +1,7 @@
-"""The demonstration and the examples: they run, twice too, and leave what they promise."""
+"""The demonstration: it runs, twice too, and leaves what it promises."""
 
 from __future__ import annotations
 
-import runpy
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,6 @@ from cockpit.demo import SmallCNN, fashion_mnist, train
 from cockpit.instruments import INSTRUMENTS
 from cockpit.log import RunWriter
 from cockpit.run import open_run
-
-EXAMPLES = Path(__file__).parents[1] / "examples"
-SHORTER = {"edge_of_stability": ["--steps", "5"]}
-"""Arguments with which an example takes less time."""
 
 
 def test_images() -> None:
@@ -81,47 +76,3 @@ def test_the_demo_refuses_to_overwrite_what_is_no_run(
     assert main(["demo", "--quick", "--out", str(tmp_path)]) == 2
     assert (tmp_path / "demo.db").read_text() == "my diary"
     assert "demo.db" in capsys.readouterr().err
-
-
-# What Lightning calls in PyTorch.
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning")
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_example(
-    path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", [str(path), *SHORTER.get(path.stem, [])])
-    runpy.run_path(str(path), run_name="__main__")
-    assert capsys.readouterr().out
-    assert f"]({path.name})" in (EXAMPLES / "README.md").read_text(encoding="utf-8")
-
-
-def test_the_sharpness_rises_to_the_edge_of_stability(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main = runpy.run_path(str(EXAMPLES / "edge_of_stability.py"))["main"]
-    threads = torch.get_num_threads()
-    (result,) = main(["--lr", "0.2", "--steps", "300", "--out", str(tmp_path)])
-    assert torch.get_num_threads() == threads
-    assert result.bound == 10
-    assert result.sharpness.iloc[0] < 5  # far below the edge at first
-    assert 50 < result.reached < 250
-    assert 0.8 < result.late < 1.2
-    assert (result.loss.loc[: result.reached].diff().iloc[1:] < 0).all()
-    assert result.alpha.loc[100:150].median() < -0.9
-    assert result.alpha.iloc[-2:].median() > 0.5
-    assert f"It is there at step {result.reached}," in capsys.readouterr().out
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"edge_of_stability_0.2.db", "edge_of_stability.png"}
-
-
-def test_an_edge_that_is_not_reached_is_no_answer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main = runpy.run_path(str(EXAMPLES / "edge_of_stability.py"))["main"]
-    (result,) = main(["--lr", "0.01", "--steps", "11", "--out", str(tmp_path)])
-    assert result.reached is None
-    assert "It has not come there in these steps" in capsys.readouterr().out

@@ -1,18 +1,20 @@
 """With the trainer of Transformers: a small language model, and how large a batch it wants.
 
-Run it with ``python examples/03_transformers.py``, where Transformers is installed
+Run it with ``python examples/09_transformers.py``, where Transformers is installed
 (``pip install "torch-cockpit[transformers]"``). It downloads nothing, takes less than a minute, and
-writes ``runs/transformers.db``.
+writes ``runs/transformers.db`` and a picture beside it; ``--help`` lists the options.
 """
 
+import argparse
 import os
+from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before Transformers is loaded
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-from cockpit import open_run
+from cockpit import CockpitPlotter, open_run
 from cockpit.integrations.transformers import CockpitTrainerMixin
 from cockpit.quantities import GradientNoiseScale, GradNorm, Loss, NormTest
 
@@ -35,6 +37,13 @@ def counting(seed: int) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": row, "labels": row, "position_ids": positions} for row in ids]
 
 
+parser = argparse.ArgumentParser(description="The trainer of Transformers with a cockpit.")
+parser.add_argument("--epochs", type=int, default=2, help="of training (%(default)s)")
+parser.add_argument("--out", type=Path, default=Path("runs"), help="folder (%(default)s)")
+options = parser.parse_args()
+path = options.out / "transformers.db"
+
+print("How large a batch does a small language model want?")
 torch.manual_seed(0)
 model = GPT2LMHeadModel(
     GPT2Config(
@@ -50,12 +59,12 @@ model = GPT2LMHeadModel(
 trainer = WatchedTrainer(
     model,
     TrainingArguments(
-        output_dir="runs/transformers",
+        output_dir=str(options.out / "transformers"),
         use_cpu=True,
         per_device_train_batch_size=BATCH,
         gradient_accumulation_steps=ACCUMULATE,
         learning_rate=3e-3,
-        num_train_epochs=2,
+        num_train_epochs=options.epochs,
         eval_strategy="epoch",
         save_strategy="no",
         report_to=[],
@@ -66,12 +75,12 @@ trainer = WatchedTrainer(
     eval_dataset=counting(seed=2),
     cockpit={
         "quantities": [Loss(), GradNorm(), NormTest(), GradientNoiseScale()],
-        "log": "runs/transformers.db",
+        "log": path,
     },
 )
 trainer.train()
 
-run = open_run("runs/transformers.db")
+run = open_run(path)
 loss, evaluated = run.series("Loss"), run.series("valid_loss")
 print(f"{len(loss)} steps, loss {loss.iloc[0]:.2f} -> {loss.iloc[-1]:.2f},", end=" ")
 print(f"on other sequences {evaluated.iloc[-1]:.2f}")
@@ -92,3 +101,6 @@ for name, half in (
         end=" ",
     )
     print(f"it had {BATCH * ACCUMULATE}.")
+
+CockpitPlotter().plot(run, show_plot=False, save_plot=True, savename="transformers")
+print(f"Pictures: {path.with_suffix('.png')}")

@@ -1,6 +1,6 @@
 """The edge of stability: where the sharpness goes in gradient descent, and what the learning rate says.
 
-Run it with ``python examples/edge_of_stability.py``. It trains a small network on 1,000 images by
+Run it with ``python examples/06_edge_of_stability.py``. It trains a small network on 1,000 images by
 gradient descent without mini-batches, with two learning rates η, and draws the largest eigenvalue
 of the Hessian beside the bound 2/η, the loss, and where on the local parabola the steps end. It
 takes less than a minute, and writes a run file per learning rate and the picture,
