@@ -216,7 +216,7 @@ class Cockpit(Recording):
         self._subsample = read_subsample(subsample)
         retention = read_retention(retention)
         self._extended: Extended | None = None
-        self._closed = False
+        self._closed = self._stopped = False
         self._last_entered = -1
         self._last_tracked = -1
         self._skipped = -1  # the last step that was not tracked
@@ -594,6 +594,7 @@ class Cockpit(Recording):
     def _exit(self, failed: bool) -> None:
         engine, step = self._engine, self._running
         assert step is not None
+        self._stopped = False
         try:
             if failed:
                 engine.abort()
@@ -606,7 +607,11 @@ class Cockpit(Recording):
             self._running = None
         self._reports.raise_failures()
         if self._doctor is not None:
-            self._doctor.visit(self._writer.finding)
+            try:
+                self._doctor.visit(self._writer.finding)
+            except TrainingStopped:
+                self._stopped = True
+                raise
 
     def _leaving_word(self, error: BaseException | None = None) -> AbstractContextManager[None]:
         """Let other processes, if there are any, know of an error that was raised."""
@@ -742,7 +747,7 @@ class Cockpit(Recording):
         """Finish the run file and take all hooks off the model and the optimizers. May be called twice."""
         if not self._closed:
             self._closed = True
-            self._engine.close()
+            self._engine.close(settle=not self._stopped)
             self._budget.close()
             if self._extended is not None:
                 self._extended.close()

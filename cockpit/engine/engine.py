@@ -608,10 +608,13 @@ class Engine:
 
     # -- the end ----------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Settle what can be settled, report the rest as not checked, and take all hooks off."""
-        # The other processes may have ended already; and what no optimizer has done was no update.
-        if self._ranks is None and not self.updates.awaited:
+    def close(self, *, settle: bool = True) -> None:
+        """Settle what can be settled, report the rest as not checked, and take all hooks off.
+
+        Args:
+            settle: Whether the training has come to where the last update would be.
+        """
+        if settle and self._ranks is None:  # otherwise the other processes may have ended already
             self.updates.settle()
         self.abort()
         self.pending.give_up("the run ended before the next step")

@@ -125,7 +125,7 @@ class Pending:
 
     def _fail(self, entry: Entry, reason: str, *, usual: bool = False) -> None:
         self._entries.remove(entry)
-        if entry.step.batch_size == 0:  # whatever broke without samples
+        if entry.step.is_empty:  # whatever broke without samples
             reason = NO_SAMPLES
         self.add(Result(entry.step.global_step, entry.name, Missing(reason, usual)))
 

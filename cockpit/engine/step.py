@@ -119,6 +119,11 @@ class Step:
             raise NotChecked(value.reason, usual=value.usual)
         return value
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the batch is known to have no samples."""
+        return self.individual_losses is not None and not self.individual_losses.numel()
+
     def has(self, needs: Iterable[Need]) -> bool:
         """Whether all these needs have been met, or found impossible to meet."""
         return all(need in self.values for need in needs)

@@ -138,11 +138,6 @@ class UpdateWatch:
         return self._before is not None
 
     @property
-    def awaited(self) -> bool:
-        """Whether a known optimizer has yet to step for the pending update."""
-        return self.pending and bool(self._outstanding)
-
-    @property
     def optimizers(self) -> list[Optimizer]:
         """The known optimizers that are still there."""
         found = (reference() for reference, _ in self._hooks.values())

@@ -30,6 +30,7 @@ FROM_EARLIER = {"HessMaxEV", "HessMaxEV-2", "PreconditionedSharpness", "Critical
 
 UNKNOWN_OPTIMIZER = {
     *("CABS", "PreconditionedSharpness", "CriticalSharpness", "LostUpdates", "AdamStaleness"),
+    "UpdateSlopes",  # with the gradient as the optimizer gets it
     "GradNorm",  # which is that of the scaled loss here
 }
 

@@ -209,6 +209,21 @@ def test_without_numbers_samples_are_named_by_step_and_place(tmp_path: Path) -> 
     assert 0 <= place < BATCH
 
 
+@pytest.mark.parametrize(
+    ("after", "step"),
+    [([], None), ([0.6, 0.5], None), ([1.1], 10), ([3.0, 3.0], 10)],
+    ids=["the last batch", "a hard batch", "a slow way back", "a new level"],
+)
+def test_a_loss_that_jumps_has_to_stay_up(after: list[float], step: int | None) -> None:
+    run = Record()
+    losses = [2.0, 1.5, 1.3, 1.1, 1.0, 0.9, 0.8, 1.0, 0.7, 0.6, 3.0, *after]
+    for at, loss in enumerate(losses):
+        run.add(at, [Row("Loss", loss)])
+    seen = RULE["loss-spikes"].examine(run)
+    assert not isinstance(seen, NotKnown)
+    assert (None if seen is None else seen.step) == step
+
+
 # -- what is recorded -----------------------------------------------------------------------------
 
 

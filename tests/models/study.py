@@ -20,7 +20,7 @@ from torchvision.models.convnext import LayerNorm2d
 from training import Truth
 
 from cockpit import Cockpit, CockpitWarning, quantities
-from cockpit.engine import Step
+from cockpit.engine import Next, Step
 from cockpit.engine.curvature import diagonal
 from cockpit.quantities import Quantity
 from cockpit.transforms import Need, SquareNorms, Transform
@@ -78,8 +78,8 @@ def activations(calls: Calls) -> dict[str, tuple[str, Tensor]]:
 
 
 def attention(calls: Calls) -> dict[str, list[Any]] | None:
-    """Entropy of every attention module's weights, and largest logit where its inputs say what it is."""
-    entropies, largest = [], []
+    """Entropy and spread of every attention module's weights, and largest logit where its inputs say what it is."""
+    entropies, spreads, largest = [], [], []
     for (_, module, args), output in zip(calls.modules, calls.outputs, strict=True):
         if isinstance(module, nn.MultiheadAttention):
             with torch.no_grad():
@@ -96,9 +96,12 @@ def attention(calls: Calls) -> dict[str, list[Any]] | None:
             weights.sum(-1), torch.ones_like(weights[..., 0])
         ):
             entropies.append(-torch.xlogy(weights, weights).sum(-1).mean((0, 2)))
+            room = (weights > 0).sum(-1).log().mean()  # a causal mask leaves zeros
+            spreads.append(entropies[-1].mean() / room)
     if not entropies:
         return None
-    return {"entropy": entropies, **({"largest_logit": largest} if largest else {})}
+    logits = {"largest_logit": largest} if largest else {}
+    return {"entropy": entropies, "spread": spreads, **logits}
 
 
 def kronecker(twin: Twin) -> dict[str, list[float]]:
@@ -168,6 +171,7 @@ class Study:
         self.expected: dict[tuple[int, str], Any] = {}
         self.clock: dict[int, tuple[float, float]] = {}
         self.of_samples = {EVERY_PARAMETER, "TICDiag", "TICTrace"}  # made of individual gradients
+        self.looking_ahead: set[str] = set()  # made of two steps: none at the last
         self.norms, self.diagonal = Keep(), Keep(need=diagonal("auto"))
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=self.specimen.learning_rate, betas=BETAS
@@ -315,6 +319,8 @@ class Study:
                         value = reference(tracked if of_samples else truth)
                 self.expected[step, name] = value
                 self.of_samples |= {name} if of_samples else set()
+                looks_ahead = any(isinstance(need, Next) for need in quantity.needs())
+                self.looking_ahead |= {name} if looks_ahead else set()
         self.expected[step, EVERY_PARAMETER] = {
             name: truth.gradients[name].flatten(1).square().sum(1) for name in names
         }

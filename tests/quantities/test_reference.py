@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import count
+from math import ceil, gcd
 from typing import Any
 
 import numpy as np
@@ -85,6 +87,16 @@ def attention(logits: torch.Tensor, weights: torch.Tensor) -> dict[str, list[Any
     }
 
 
+def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a @ b / (a.norm() * b.norm())
+
+
+def spaced(values: torch.Tensor) -> torch.Tensor:
+    """Every k-th element, 4096 at most, with the smallest k that meets all columns."""
+    steps = count(ceil(values.numel() / 4096))
+    return values.flatten()[:: next(k for k in steps if gcd(k, *values.shape[-1:]) == 1)]
+
+
 def along(grad: dict[str, torch.Tensor], s: Truth) -> torch.Tensor:
     """The slope along the update of a step, of some gradient."""
     return torch.cat([grad[p].flatten() for p in s.names]) @ s.d
@@ -146,10 +158,7 @@ REFERENCE: dict[str, Callable[[Truth], Any]] = {
     "Parameters": lambda s: [s.before[p].tolist() for p in s.names],
     "PerSampleOutliers": lambda s: outliers(s.G.norm(dim=1).numpy(), 3),
     "Shrinkage": lambda s: s.per_parameter(
-        lambda p: (
-            -((s.after[p] - s.before[p]) * s.before[p]).sum()
-            / ((s.after[p] - s.before[p]).norm() * s.before[p].norm())
-        )
+        lambda p: cosine(spaced(s.before[p] - s.after[p]), spaced(s.before[p]))
     ),
     "UpdateRatio": lambda s: s.per_parameter(
         lambda p: (s.after[p] - s.before[p]).norm() / s.before[p].norm()

@@ -11,6 +11,9 @@ from cockpit.doctor.rules.of_course import at, first, promised, recent, relative
 WINDOW = 5
 """Tracked batches before, in the middle of which the loss was."""
 
+LEAST = WINDOW + 2
+"""Tracked batches that it takes: those, the one that jumps, and the next one."""
+
 TIMES, RISE = 3.0, 0.3
 """By how much the loss is above that: times, and in units of a blind guess. Single batches of 32 in healthy trainings
 come to 2.5 times a loss that is small, and 0.26 of a guess."""
@@ -28,13 +31,12 @@ STALE = 3.0
 def check(run: Record) -> Sign | NotKnown | None:
     """Look for a loss that jumps, and for an update that leads far up."""
     loss, slopes = relative_loss(run), promised(run)
-    if len(loss.steps) <= WINDOW:
-        return NotKnown(
-            f"it takes the losses of {WINDOW + 1} batches; track configuration('health')"
-        )
+    if len(loss.steps) < LEAST:
+        return NotKnown(f"it takes the losses of {LEAST} batches; track configuration('health')")
     before = np.concatenate([[np.nan], recent(loss.values, WINDOW)[:-1]])
     good = np.fmin.accumulate(np.where(np.isfinite(before), before, np.inf)) < GOOD
-    place = first(good & (loss.values > TIMES * before) & (loss.values > before + RISE))
+    jumps = good & (loss.values > TIMES * before) & (loss.values > before + RISE)
+    place = first(jumps & _stays_up(loss.values))
     signs = []
     if place is not None:
         evidence = {
@@ -47,11 +49,23 @@ def check(run: Record) -> Sign | NotKnown | None:
     return min(signs, key=lambda sign: sign.step) if signs else None
 
 
+def _stays_up(loss: np.ndarray) -> np.ndarray:
+    """Return where the next batch is worse than all of those before, too, `[n]`.
+
+    A single one may just be hard: one of 16 samples can have 2.5 times the loss of others at the same weights.
+    """
+    highest = np.lib.stride_tricks.sliding_window_view(loss, WINDOW).max(1)  # of [k, k + WINDOW)
+    stays = np.zeros(len(loss), bool)
+    stays[WINDOW:-1] = loss[WINDOW + 1 :] > highest[: len(loss) - WINDOW - 1]
+    return stays
+
+
 def _uphill(run: Record, end: Curve, loss: Curve, before: Curve) -> list[Sign]:
     """Look for the first update that ended far up, after others that did not."""
     went_well = at(before, end.steps) < GOOD
-    # Where the loss is small, so is a slope of several times as much.
-    place = first(went_well & (end.values > UPHILL) & (end.values * at(loss, end.steps) > RISE))
+    far = end.values > UPHILL
+    # Where the loss is small, so is a slope of several times as much: their product has to exceed RISE as well.
+    place = first(went_well & far & (at(loss, end.steps) > RISE / np.maximum(end.values, UPHILL)))
     if place is None:
         return []
     step = int(end.steps[place])
@@ -81,7 +95,7 @@ RULE = Rule(
     "arXiv:2204.02311, section 5.1",
     needs=("Loss",),
     check=check,
-    least=WINDOW + 1,
+    least=LEAST,
     explains=(
         "learning-rate-too-high",
         "non-finite",

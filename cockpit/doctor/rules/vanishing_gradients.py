@@ -22,7 +22,8 @@ def check(run: Record) -> Sign | NotKnown | None:
         )
     steps, names, values = table
     later = np.fmax.accumulate(values[::-1], axis=0)[::-1]  # of it and those after it
-    left = values / later  # NaN where nothing comes back at all, which has other causes
+    with np.errstate(invalid="ignore"):  # infinities over infinities
+        left = values / later  # NaN where nothing comes back at all, which has other causes
     place = held(np.any(left < LEFT, axis=0))
     if place is None:
         return None
