@@ -27,6 +27,7 @@ TRAINING = [
         "arguments",
         "coverage",
         "forwarding",
+        "agenda",
         "pace",
         "recording",
         "cockpit",

@@ -84,7 +84,8 @@ def test_every_quantity_is_that_of_one_process_on_the_joined_batch(
         if name == "static" and step == 0:  # without curvature at the first step
             values = {key: value for key, value in values.items() if key in actual[step]}
         if name == "scaled" and step == case.steps - 1:  # whose update nobody was there to see
-            values = {key: value for key, value in values.items() if not key.startswith("Update")}
+            of_update = "Update", "Shrinkage"
+            values = {key: value for key, value in values.items() if not key.startswith(of_update)}
         close(actual[step], values, f"{step}")
 
 
