@@ -55,6 +55,13 @@ UNKNOWN_UPDATE = (
 Observer = Callable[[Need, str, Callable[[], Any]], Any]
 """Calls what meets a need for a parameter, or for the model where the name is empty, and returns its value."""
 
+NO_STEP = Missing("no optimizer that is known has made a step", usual=True)
+
+NO_OPTIMIZER = Missing(
+    "the gradient has to be seen when the optimizer steps: give the optimizer to the cockpit, "
+    "Cockpit(..., optimizer=opt)"
+)
+
 
 class Engine:
     """Meets the needs of quantities step by step.
@@ -540,10 +547,7 @@ class Engine:
                 if isinstance(need, AlongUpdate):
                     step.values[need] = self._project(need, handles, update)
                 elif need.gradient and not at_optimizer_step:
-                    step.values[need] = Missing(
-                        "the gradient has to be seen when the optimizer steps: give the optimizer "
-                        "to the cockpit, Cockpit(..., optimizer=opt)"
-                    )
+                    step.values[need] = NO_STEP if step.optimizers else NO_OPTIMIZER
                 else:
                     step.values[need] = self._value(need, partial(need.observe, step, update))
         if self._ranks is not None:

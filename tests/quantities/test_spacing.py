@@ -155,7 +155,7 @@ def test_the_doctors_set_draws_samples_and_can_be_had_as_classes() -> None:
     assert quantities_cls_for_configuration("health") == [type(q) for q in configuration("health")]
 
 
-def test_an_update_that_never_came_is_none() -> None:
+def test_an_update_that_never_came_has_lost_nothing() -> None:
     model = nn.Linear(3, 2)
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     watch = Cockpit(model, [UpdateSize(), LostUpdates()], optimizer=opt)
@@ -166,4 +166,6 @@ def test_an_update_that_never_came_is_none() -> None:
         if step == 0:
             opt.step()
     watch.close()  # and warns of nothing
-    assert set(watch.get_output()) == {0}
+    first, last = (watch.get_output()[step] for step in (0, 1))
+    assert set(first) == {"UpdateSize", "LostUpdates"}
+    assert last == {"UpdateSize": [0, 0]}
