@@ -105,15 +105,15 @@ def updated(readme: str, results: dict[str, Any]) -> str:
     return between(readme, BEGIN, END, table(results))
 
 
-def between(readme: str, begin: str, end: str, text: str) -> str:
-    """Return the README with a text between two lines of it.
+def between(page: str, begin: str, end: str, text: str) -> str:
+    """Return a page with a text between two lines of it.
 
     Raises:
         ValueError: if the place of the text is not marked once.
     """
-    if readme.count(begin) != 1 or readme.count(end) != 1:
-        raise ValueError(f"The README must have the lines {begin} and {end} once each.")
-    before, _, rest = readme.partition(begin)
+    if page.count(begin) != 1 or page.count(end) != 1:
+        raise ValueError(f"The page must have the lines {begin} and {end} once each.")
+    before, _, rest = page.partition(begin)
     _, _, after = rest.partition(end)
     return f"{before}{begin}\n{text}\n{end}{after}"
 

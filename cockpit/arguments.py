@@ -228,13 +228,8 @@ def read_subsample(subsample: Any) -> int | None:
     """
     if subsample is None:
         return None
-    try:
-        count = operator.index(subsample)
-    except TypeError:
-        raise InvalidType(
-            "subsample must be a whole number, the samples that are drawn from larger batches, or None "
-            f"for all, got {_kind(subsample)}."
-        ) from None
+    what = "the samples that are drawn from larger batches, or None for all"
+    count = _whole(subsample, f"subsample must be a whole number, {what}")
     if count < 2:
         raise InvalidArgument(
             f"subsample must be at least 2, since one sample has no variance, got {count}. Leave it out "
@@ -252,13 +247,8 @@ def read_retention(retention: Any) -> int | None:
     """
     if retention is None:
         return None
-    try:
-        count = operator.index(retention)
-    except TypeError:
-        raise InvalidType(
-            "retention must be a whole number, the histograms of each kind that all stay in the run file, or "
-            f"None for all, got {_kind(retention)}."
-        ) from None
+    what = "the histograms of each kind that all stay in the run file, or None for all"
+    count = _whole(retention, f"retention must be a whole number, {what}")
     if count < 1:
         raise InvalidArgument(
             f"retention must be at least 1, got {count}. Leave it out to keep all."
@@ -381,12 +371,7 @@ def read_batch_size(batch_size: Any) -> int | None:
     """
     if batch_size is None:
         return None
-    try:
-        size = operator.index(batch_size)
-    except TypeError:
-        raise InvalidType(
-            f"'batch_size' must be a whole number, the samples of the batch, got {_kind(batch_size)}."
-        ) from None
+    size = _whole(batch_size, "'batch_size' must be a whole number, the samples of the batch")
     if size < 1:
         raise InvalidArgument(f"'batch_size' must be at least 1, got {size}.")
     return size
@@ -501,6 +486,13 @@ def read_micro_batch(micro_batch: Any) -> tuple[int, int]:
             f"and how many make up the step, got {micro_batch!r}."
         )
     return number, passes
+
+
+def _whole(value: Any, what: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidType(f"{what}, got {_kind(value)}.") from None
 
 
 def _kind(value: Any) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks.faults.recording import write as write_file
 from benchmarks.faults.summary import Half
 from benchmarks.machine import described, machine
+from benchmarks.readme import between
 from benchmarks.tables import Aim, Section, Table
 
 HELD_OUT = "held-out"
@@ -85,8 +86,4 @@ def updated(page: str, tables: str) -> str:
     Raises:
         ValueError: if the place of the tables is not marked once.
     """
-    if page.count(BEGIN) != 1 or page.count(END) != 1:
-        raise ValueError(f"The page must have the lines {BEGIN} and {END} once each.")
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{tables}\n{END}{after}"
+    return between(page, BEGIN, END, f"\n{tables}")

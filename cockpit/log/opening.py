@@ -17,6 +17,7 @@ from cockpit.errors import InvalidArgument, NotARunFile, RunFileInUse
 from cockpit.log.reader import RunFile
 from cockpit.log.schema import ParameterInfo, create_tables, describe_run
 from cockpit.log.tables import Tables, identity
+from cockpit.log.untrusted import HELPERS
 
 try:
     import fcntl
@@ -25,9 +26,6 @@ except ImportError:  # Windows, where a file that is open cannot be renamed anyw
 
 BUSY_SECONDS, BUSY_AGAIN_SECONDS = 5.0, 0.5
 """How long to wait for another program that has locked the file or its folder; where it has before."""
-
-HELPERS = ("-journal", "-wal", "-shm")
-"""Endings of the files that SQLite keeps beside a database."""
 
 NEVER = (errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP)
 """Errors that no waiting mends, beside those of paths on which a file or a folder is in the way."""

@@ -32,8 +32,8 @@ __all__ = ["MAX_ROW_BYTES", "Connection", "check_schema", "connect"]
 KNOWN = {table.partition("(")[0]: f"CREATE TABLE {' '.join(table.split())}" for table in TABLES}
 """The tables of a run file and the statements that make them."""
 
-HELPERS = ("-wal", "-shm", "-journal")
-"""Endings of the files that SQLite reads beside a database."""
+HELPERS = ("-journal", "-wal", "-shm")
+"""Endings of the files that SQLite keeps, and reads, beside a database."""
 
 MAX_ROW_BYTES = 2**24
 """Bytes of a text, or of bytes, that is read; arrays and blocks of them may be larger."""

@@ -288,11 +288,15 @@ class Worker:
         del self._waiting[: self._written]
         self._written = 0
         self._beats += 1
+        self._count_dropped()
+        if self._outage is not None or self._lost:
+            self._recovered()
+
+    def _count_dropped(self) -> None:
+        """Count what was dropped on the way here among what is lost."""
         with self._lock:
             dropped, self._dropped = self._dropped, Missing()
         self._lost.join(dropped)
-        if self._outage is not None or self._lost:
-            self._recovered()
 
     def _set_aside(self, batch: Batch, error: Exception) -> None:
         """Leave out a batch that cannot be written, whatever the state of the file."""
@@ -391,9 +395,7 @@ class Worker:
             self._proceed(at_once=True)
         if self._tables is None and (self._waiting or self._moved is not None):
             self._take_refuge()
-        with self._lock:
-            dropped, self._dropped = self._dropped, Missing()
-        self._lost.join(dropped)
+        self._count_dropped()
         if self._tables is not None and self._lost:
             self._recovered()
             self._try(at_once=True)

@@ -14,7 +14,7 @@ from cockpit.engine.needs import InForward
 from cockpit.engine.step import NotChecked, PerModule, Step
 from cockpit.errors import InvalidArgument, InvalidType
 from cockpit.gradients import Call
-from cockpit.quantities.quantity import Quantity
+from cockpit.quantities.quantity import Quantity, require_count
 from cockpit.quantities.spacing import spaced_samples
 from cockpit.transforms import Need
 
@@ -255,10 +255,7 @@ class ActivationStats(Quantity):
         """Check the settings."""
         if not self.tau >= 0:
             raise InvalidArgument(f"ActivationStats needs a tau of at least 0, got {self.tau!r}.")
-        if self.elements is not None and not self.elements >= 1:
-            raise InvalidArgument(
-                f"ActivationStats needs elements of at least 1, or None for all, got {self.elements!r}."
-            )
+        require_count(self, "elements")
         if self.modules is None:
             return
         if isinstance(self.modules, str) or not isinstance(self.modules, Sequence):

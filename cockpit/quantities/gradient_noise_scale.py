@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from cockpit.engine.step import Step
-from cockpit.errors import InvalidArgument
-from cockpit.quantities.quantity import Quantity
+from cockpit.quantities.quantity import Quantity, require_count
 from cockpit.transforms import Deviation, Need
 
 
@@ -50,11 +49,7 @@ class GradientNoiseScale(Quantity):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        if self.samples is not None and not self.samples >= 1:
-            raise InvalidArgument(
-                "GradientNoiseScale needs samples of at least 1, or None for all, "
-                f"got {self.samples!r}."
-            )
+        require_count(self, "samples")
 
     @property
     def deviation(self) -> Deviation:

@@ -13,7 +13,7 @@ from cockpit.engine.needs import InForward
 from cockpit.gradients import Call
 
 WEIGHTED = (nn.Linear, nn.modules.conv._ConvNd)
-"""Layers whose weights are sums over inputs, with one row of weights for each unit."""
+"""Layers that sum over their inputs, so that the scale of these matters, with a row of weights for each unit."""
 
 ROWS = 64
 """Units of a layer that are compared with each other."""

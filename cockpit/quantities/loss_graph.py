@@ -119,20 +119,22 @@ def _of_guess(loss: Tensor, head: Any) -> dict[str, Any]:
     classes = head._saved_result.shape[_dim(head)]
     if classes < 2 or _is_listened_to(loss):
         return {"classes": classes}
-    (arrived,) = torch.autograd.grad(
-        loss, [GradientEdge(head, 0)], torch.ones_like(loss), retain_graph=True
-    )
-    weight = -arrived.sum(dtype=torch.float32)
+    weight = -_arriving(loss, head)
     over_guess = loss.detach().float().sum() / (weight * math.log(classes))
     return {"classes": classes, "over_guess": over_guess, "weight": weight}
 
 
 def _weight_of_squares(loss: Tensor, node: Any) -> Tensor:
+    summed = node._saved_reduction == SUM
+    return _arriving(loss, node) * (node._saved_self.numel() if summed else 1)
+
+
+def _arriving(loss: Tensor, node: Any) -> Tensor:
+    """Return the sum of the gradients of a loss with respect to what an operation returned, `[]`."""
     (arrived,) = torch.autograd.grad(
         loss, [GradientEdge(node, 0)], torch.ones_like(loss), retain_graph=True
     )
-    summed = node._saved_reduction == SUM
-    return arrived.sum(dtype=torch.float32) * (node._saved_self.numel() if summed else 1)
+    return arrived.sum(dtype=torch.float32)
 
 
 def _is_listened_to(loss: Tensor) -> bool:

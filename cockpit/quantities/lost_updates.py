@@ -8,8 +8,7 @@ import torch
 
 from cockpit.engine.needs import OfUpdate
 from cockpit.engine.step import PerParameter, Step
-from cockpit.errors import InvalidArgument
-from cockpit.quantities.quantity import Quantity
+from cockpit.quantities.quantity import Quantity, require_count
 from cockpit.quantities.spacing import spaced_elements
 from cockpit.transforms import Need
 
@@ -25,6 +24,7 @@ class UnchangedShares(OfUpdate):
     elements: int | None
 
     gradient = True
+    forward = False
 
     def observe(self, step: Step, update: PerParameter) -> PerParameter:
         """Return the shares; NaN for a parameter without a gradient."""
@@ -68,10 +68,7 @@ class LostUpdates(Quantity):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        if self.elements is not None and not self.elements >= 1:
-            raise InvalidArgument(
-                f"LostUpdates needs elements of at least 1, or None for all, got {self.elements!r}."
-            )
+        require_count(self, "elements")
 
     @property
     def shares(self) -> UnchangedShares:

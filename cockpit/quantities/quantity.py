@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from cockpit.engine.step import Step
+from cockpit.errors import InvalidArgument
 from cockpit.gradients import BatchGradTransforms
 from cockpit.schedules import default, is_due
 from cockpit.transforms import Need, Transform
@@ -104,3 +105,17 @@ class Quantity:
     def name(self) -> str:
         """Name under which it is logged."""
         return type(self).__name__
+
+
+def require_count(quantity: Quantity, setting: str) -> None:
+    """Refuse a setting that is neither None nor at least 1.
+
+    Raises:
+        InvalidArgument: if it is neither.
+    """
+    value = getattr(quantity, setting)
+    if value is not None and not value >= 1:
+        name = type(quantity).__name__
+        raise InvalidArgument(
+            f"{name} needs {setting} of at least 1, or None for all, got {value!r}."
+        )

@@ -115,9 +115,7 @@ def _shares(losses: Tensor, places: dict[str, Place]) -> dict[Place, Tensor]:
                 retain_graph=True,
                 allow_unused=True,
             )
-        except (
-            RuntimeError
-        ) as error:  # a graph that can be pulled back only as a whole, or only once
+        except RuntimeError as error:  # it can be pulled back only as a whole, or only once
             raise NotChecked(f"the graph cannot be pulled back: {error}", usual=True) from None
     if grad is not None and first not in shares:
         note(first)([None] * first.number + [grad])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cockpit.engine.needs import InForward, Moment, Observation
 from cockpit.engine.step import Missing, NotChecked, PerModule, PerParameter, Step
 from cockpit.gradients import Call
-from cockpit.quantities.layer_scales import LayerScales, Norms
+from cockpit.quantities.layer_scales import WEIGHTED, LayerScales, Norms
 from cockpit.quantities.loss_graph import LossFacts, loss_facts
 from cockpit.quantities.quantity import Outcome, Quantity
 from cockpit.quantities.sample_coupling import SampleCoupling
@@ -22,10 +22,6 @@ from cockpit.transforms import Need
 
 OF_MODE = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
 """Modules that compute something else in evaluation mode; those with a `dropout` above 0 as well."""
-
-OF_DATA = (nn.Linear, nn.modules.conv._ConvNd)
-"""Layers whose input has a scale that matters."""
-
 
 CLOSE, EVERY = 3, 8
 """At the first tracked steps all is looked at, and then at every eighth: little of it changes."""
@@ -176,7 +172,7 @@ class OfData(InForward):
 
     def part(self, name: str, call: Call, output: Any) -> DataPart | None:
         """Return what the five of several batches together are made from."""
-        if not isinstance(call.module, OF_DATA) or not call.args:
+        if not isinstance(call.module, WEIGHTED) or not call.args:
             return None
         x = call.args[0]
         if (
