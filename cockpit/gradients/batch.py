@@ -56,8 +56,12 @@ class Batch:
 
     def pieces(self, bytes_per_sample: int) -> list[slice]:
         """Cut the samples into slices, each of which fits the memory budget (one sample at least)."""
-        count = max(1, self.memory_budget // max(1, bytes_per_sample))
-        return [slice(i, min(i + count, self.size)) for i in range(0, self.size, count)]
+        return self.blocks(self.size, bytes_per_sample)
+
+    def blocks(self, number: int, bytes_each: int) -> list[slice]:
+        """Cut a number of things into slices, each of which fits the memory budget (one thing at least)."""
+        count = max(1, self.memory_budget // max(1, bytes_each))
+        return [slice(i, min(i + count, number)) for i in range(0, number, count)]
 
     def quota(self, samples: int) -> int:
         """Share of one parameter in `samples` values drawn evenly over all tracked parameters.

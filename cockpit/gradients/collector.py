@@ -17,8 +17,10 @@ from cockpit.gradients.handle import IndividualGradients, Sum, Zero
 from cockpit.gradients.layout import Place, Taken, arranged
 from cockpit.gradients.nodes import Direct, Use
 from cockpit.gradients.products import Products
+from cockpit.gradients.rows import Rows
 from cockpit.gradients.rules import Call, find_rule, serve
 from cockpit.gradients.rules.registry import served_parameters
+from cockpit.gradients.tied import Tied
 from cockpit.gradients.untrackable import untrackable
 
 TWICE = (
@@ -246,11 +248,22 @@ def joined(parts: list[IndividualGradients]) -> IndividualGradients:
     """Add up the parts of one parameter's individual gradients, in closed form where there is one."""
     if len(parts) == 1:
         return parts[0]
-    products = [part for part in parts if type(part) is Products]
-    mergeable = len(products) == len(parts) and len({(p.groups, p.outputs) for p in products}) == 1
-    total = Products.merged(products) if mergeable else Sum(parts)
+    total = _sum(parts)
     total.calls = [call for part in parts for call in part.calls]
     return total
+
+
+def _sum(parts: list[IndividualGradients]) -> IndividualGradients:
+    products = [part for part in parts if type(part) is Products]
+    rows = [part for part in parts if type(part) is Rows]
+    if len(products) + len(rows) < len(parts) or len({(p.groups, p.outputs) for p in products}) > 1:
+        return Sum(parts)
+    if not rows:
+        return Products.merged(products)
+    of_one = len(rows) == 1 and len({part.dtype for part in parts}) == 1
+    if not products or not of_one or products[0].outputs != rows[0].shape[0]:
+        return Sum(parts)
+    return Tied(Products.merged(products), rows[0])
 
 
 @contextmanager

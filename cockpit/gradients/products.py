@@ -191,28 +191,50 @@ class Products(IndividualGradients):
         """
         if self._whole is not None:
             return super().sample(count)
-        per_matrix = max(1, count // (self.batch.size * self.groups))
-        ratio = (self.outputs / self.inputs) ** 0.5
-        rows = min(self.outputs, max(1, round(per_matrix**0.5 * ratio)))
-        columns = min(self.inputs, max(1, per_matrix // rows))
-        rows = min(self.outputs, max(1, per_matrix // columns))
-        generator = self.batch.generator(self.device)
-        row = torch.randperm(self.outputs, generator=generator, device=self.device)[:rows]
-        column = torch.randperm(self.inputs, generator=generator, device=self.device)[:columns]
-        b = self.b.index_select(2, row).reshape(-1, rows, self.positions)
-        a = self.columns(column).reshape(-1, columns, self.positions)
+        row, column = drawn_block(self, count // self.groups, self.outputs, self.inputs)
 
         def locate() -> Tensor:
             group = torch.arange(self.groups, device=self.device).reshape(-1, 1, 1)
             elements = (group * self.outputs + row.unsqueeze(1)) * self.inputs + column
             return elements.reshape(-1)  # [G · rows · columns]
 
+        return Sample(self.block(row, column).reshape(self.batch.size, -1), locate)
+
+    def block(self, row: Tensor, column: Tensor) -> Tensor:
+        """Return the elements in some rows and columns of the parameter's matrix, `[N, G, rows, columns]`."""
+        b = self.b.index_select(2, row).reshape(-1, len(row), self.positions)
+        a = self.columns(column).reshape(-1, len(column), self.positions)
         pairs = b * a.mT if self._single else torch.bmm(b, a.mT)
-        return Sample(pairs.reshape(self.batch.size, -1), locate)
+        return pairs.reshape(self.batch.size, self.groups, len(row), len(column))
 
     def columns(self, index: Tensor) -> Tensor:
         """Return some of the inputs of every sample, `[N, G, len(index), T]`."""
         return self.a(slice(None)).index_select(2, index)
+
+
+def drawn_block(
+    handle: IndividualGradients, count: int, outputs: int, inputs: int
+) -> tuple[Tensor, Tensor]:
+    """Draw rows and columns of a parameter's matrix at random.
+
+    Args:
+        handle: The individual gradients.
+        count: About how many values there are where they cross, of all samples together.
+        outputs: Rows of the matrix.
+        inputs: Columns of it.
+
+    Returns:
+        The rows and the columns.
+    """
+    each = max(1, count // handle.batch.size)
+    ratio = (outputs / inputs) ** 0.5
+    rows = min(outputs, max(1, round(each**0.5 * ratio)))
+    columns = min(inputs, max(1, each // rows))
+    rows = min(outputs, max(1, each // columns))
+    generator = handle.batch.generator(handle.device)
+    row = torch.randperm(outputs, generator=generator, device=handle.device)[:rows]
+    column = torch.randperm(inputs, generator=generator, device=handle.device)[:columns]
+    return row, column
 
 
 def _pairs(first: Tensor, second: Tensor) -> Tensor:

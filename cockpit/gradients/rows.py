@@ -93,6 +93,17 @@ class Rows(IndividualGradients):
             gram.index_add_(0, self.owner[some], by_sample)
         return gram
 
+    def block(self, row: Tensor, column: Tensor) -> Tensor:
+        """Return the elements in some rows, each named once, and columns of the table, `[N, rows, columns]`."""
+        place = torch.full((self.shape[0],), -1, device=self.device)
+        place[row] = torch.arange(len(row), device=self.device)
+        place = place[self.index]  # [R], -1 of those that are not asked for
+        found = (place >= 0).nonzero().squeeze(1)
+        values = self.rows[found].index_select(1, column)
+        block = self._empty(self.batch.size, len(row), len(column))
+        block[self.owner[found], place[found]] = values
+        return block
+
     @property
     def _zeros(self) -> int:
         return self.total - self.rows.numel()
