@@ -19,10 +19,10 @@ GROUP = 2**15
 """Values of several parameters that are counted at a time."""
 
 
-def blocks(values: Tensor) -> Sequence[Tensor]:
+def blocks(values: Tensor, size: int = BLOCK) -> Sequence[Tensor]:
     """Cut a tensor into flat blocks that suit its device: other ones than processors are best left whole."""
     flat = values.reshape(-1)
-    return flat.split(BLOCK if flat.device.type == "cpu" else max(1, flat.numel()))
+    return flat.split(size if flat.device.type == "cpu" else max(1, flat.numel()))
 
 
 class Bins:

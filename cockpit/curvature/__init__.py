@@ -9,7 +9,7 @@ from cockpit.curvature.factors import (
     kronecker_factors,
     recursive_factors,
 )
-from cockpit.curvature.ggn import ExactRoot, exact_root, other_leaves, sampled_backward
+from cockpit.curvature.ggn import ExactRoot, Send, exact_root, other_leaves, sampled_backward
 from cockpit.curvature.heads import Head, blocks_of, closed_forms
 from cockpit.curvature.jacobians import (
     jac_mat_prod,
@@ -48,6 +48,7 @@ __all__ = [
     "Linearised",
     "Portion",
     "Reevaluation",
+    "Send",
     "Source",
     "Spectrum",
     "block_products",

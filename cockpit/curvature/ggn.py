@@ -31,14 +31,17 @@ COUPLED = (
     "has no parts by sample; HessTrace(curvature='hutchinson') does without it"
 )
 
-Send = Callable[[Sequence[Tensor]], "list[Tensor | None]"]
-"""Sends something backwards to the given leaves of the graph."""
+Ends = Sequence[Tensor] | Sequence[GradientEdge]
+"""Leaves of a graph, or outputs of its nodes."""
+
+Send = Callable[[Ends], "list[Tensor | None]"]
+"""Sends something backwards to the given ends of the graph."""
 
 
 def sampled_backward(
     loss: Tensor,
     outputs: Tensor | None,
-    parameters: Sequence[Tensor],
+    ends: Ends,
     generator: Source,
 ) -> list[Tensor | None]:
     """Send s, drawn with E[s sᵀ] = H, backwards from the outputs; hooks on the layers see J_nᵀ s_n in the making.
@@ -46,11 +49,11 @@ def sampled_backward(
     Args:
         loss: The loss, in its graph, which is kept.
         outputs: The model's outputs, in the graph, where they are known.
-        parameters: Where the pass ends.
+        ends: Where the pass ends.
         generator: Where the random numbers come from.
 
     Returns:
-        What arrives at the parameters; None where nothing does.
+        What arrives at the ends; None where nothing does.
 
     Raises:
         Unsupported: if the loss has no GGN that can be had.
@@ -61,11 +64,11 @@ def sampled_backward(
             for head in heads:
                 hook = head.node.register_hook(partial(_replace, head, generator))
                 hooks.callback(hook.remove)
-            return _pull_back(loss, None, parameters)
+            return _pull_back(loss, None, ends)
     if outputs is None:
         raise Unsupported(NO_FORM)
     sample = blocks_of(loss, outputs, generator).sample(generator)
-    return _pull_back(outputs, sample, parameters)
+    return _pull_back(outputs, sample, ends)
 
 
 @dataclass(frozen=True)
@@ -95,9 +98,7 @@ class ExactRoot:
             for column in root:
                 yield partial(self._send, head, column)
 
-    def _send(
-        self, head: Head | None, column: Tensor, ends: Sequence[Tensor]
-    ) -> list[Tensor | None]:
+    def _send(self, head: Head | None, column: Tensor, ends: Ends) -> list[Tensor | None]:
         if head is None:
             assert self.outputs is not None
             return _pull_back(self.outputs, column.to(self.outputs), ends)
@@ -189,9 +190,5 @@ def _send_instead(
     return (sent, *(None for _ in others))
 
 
-def _pull_back(
-    outputs: Tensor, sample: Tensor | None, parameters: Sequence[Tensor]
-) -> list[Tensor | None]:
-    return list(
-        torch.autograd.grad(outputs, parameters, sample, retain_graph=True, allow_unused=True)
-    )
+def _pull_back(outputs: Tensor, sample: Tensor | None, ends: Ends) -> list[Tensor | None]:
+    return list(torch.autograd.grad(outputs, ends, sample, retain_graph=True, allow_unused=True))

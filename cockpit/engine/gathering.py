@@ -498,14 +498,16 @@ class Gathering:
         )
         if self._recorder is None:
             with backpack(HandleFeed(collector.add), retain_graph=True):
-                arrived = run()
+                arrived = run(None)
         else:
             with ExitStack() as cleanup:
                 self._listen(collector, direct, cleanup)
-                arrived = run()
-        for parameter, gradient in zip(self._parameters.values(), arrived, strict=True):
-            if gradient is not None:
-                collector.complete(parameter)
+                # The gradients themselves, a third of the pass, are not wanted.
+                arrived = run(direct.layers)
+        if direct.layers is None:
+            for parameter, gradient in zip(self._parameters.values(), arrived, strict=True):
+                if gradient is not None:
+                    collector.complete(parameter)
         if collector.batch is None:
             raise NotChecked(
                 "no layer reported its gradient: give the model as Cockpit(model, ...), or extend "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
 from cockpit.curvature import (
     GGN,
@@ -17,6 +18,7 @@ from cockpit.curvature import (
     FirstPossible,
     Hessian,
     Reevaluation,
+    Send,
     Source,
     other_leaves,
 )
@@ -49,8 +51,9 @@ NO_PART = (
     "the first ones; leave max_samples=None, each process has only its part anyway"
 )
 
-Pass = Callable[[], "Sequence[Tensor | None]"]
-"""Runs a backward pass, and returns what arrives at the tracked parameters."""
+Pass = Callable[["Sequence[GradientEdge] | None"], "Sequence[Tensor | None]"]
+"""Runs a backward pass that ends at some outputs of layers; or at the tracked parameters, where it is given None.
+Returns what arrives there."""
 
 
 class Reduce(Protocol):
@@ -204,14 +207,16 @@ class Live:
         otherwise = RandomState.seeded(self.seed, *devices)
         return Reevaluation(self.closure, self.model, self.loss, self.start, otherwise)
 
-    def pass_of(self, send: Callable[[list[Tensor]], Sequence[Tensor | None]]) -> Pass:
-        """Make a backward pass of a function that sends something to the given leaves of the graph."""
+    def pass_of(self, send: Send) -> Pass:
+        """Make a backward pass of a function that sends something to the given ends of the graph."""
         parameters = list(self.parameters.values())
         # Without the model it is BackPACK's hooks that listen, on their way to the inputs.
         more = other_leaves(self.loss, parameters) if self.model is None else []
 
-        def run() -> Sequence[Tensor | None]:
+        def run(layers: Sequence[GradientEdge] | None) -> Sequence[Tensor | None]:
             with torch.enable_grad():
+                if layers is not None:
+                    return send(layers)
                 return send([*parameters, *more])[: len(parameters)]
 
         return run
@@ -239,10 +244,10 @@ class Live:
         return self.generator() if self.shares is None else self.shares.portion(self.generator())
 
     def of_mean(self, diagonals: Mapping[str, Tensor]) -> PerParameter:
-        """Return the diagonals of the mean loss's curvature, from those of the loss's."""
+        """Turn the diagonals of the loss's curvature, which nobody else has, into those of the mean loss's."""
         from cockpit.engine.step import PerParameter
 
-        value = PerParameter((name, d / self.reduction) for name, d in diagonals.items())
+        value = PerParameter((name, d.div_(self.reduction)) for name, d in diagonals.items())
         return value if self.shares is None else self.shares.diagonals(value, self.reduction)
 
 

@@ -46,6 +46,10 @@ class Graph:
         """The least number of its nodes, which are numbered as they are made."""
         return min(self._numbered, default=0)
 
+    def numbered(self, number: int) -> Node:
+        """Return the node of a number."""
+        return self._numbered[number]
+
     def custom(self) -> Iterable[Node]:
         """Yield the nodes of autograd functions that are written in Python."""
         kind = torch.autograd.function.BackwardCFunction

@@ -178,6 +178,8 @@ class IndividualGradients:
                 None for all. ‖g‖² is that of all in any case.
         """
         gradient, factor = self._accumulated()
+        if gradient is not None:
+            gradient = gradient.to(self.dtype)
         if samples is None or samples >= self.batch.size or self.has_cheap_norms:
             square = self.dot_mean().mean() if gradient is None else _square(gradient) * factor**2
             return torch.stack([self.square_norms().mean() - square, square])
@@ -193,7 +195,7 @@ class IndividualGradients:
         gradient = None if self.parameter is None else self.parameter.grad
         if not self.accumulated or gradient is None or gradient.is_sparse:
             return None, 1.0
-        return gradient.to(self.dtype), self.batch.scale / self.batch.size
+        return gradient, self.batch.scale / self.batch.size
 
     def square_norms(self) -> Tensor:
         """Return ‖g_i‖², `[N]`."""
@@ -236,7 +238,10 @@ class IndividualGradients:
 
     def dot_mean(self) -> Tensor:
         """Return the products g_i·g with the mini-batch gradient g, `[N]`. Their mean is ‖g‖²."""
-        return self.dot(self.mean())
+        gradient, factor = self._accumulated()
+        if gradient is None or gradient.dtype != self.dtype:  # rounded more coarsely
+            return self.dot(self.mean())
+        return self.dot(gradient) * factor
 
     def abs_max(self) -> Tensor:
         """Return max |g_id| over samples and elements, `[]`; NaN if there is one."""
@@ -411,8 +416,7 @@ class Dense(IndividualGradients):
         generator = self.batch.generator(self.device)
         elements = torch.randperm(self.numel, generator=generator, device=self.device)
         elements = elements[: count // self.batch.size]
-        rows = self.dense().reshape(self.batch.size, self.numel)
-        return Sample(rows.index_select(1, elements), lambda: elements)
+        return Sample(self._matrix.index_select(1, elements), lambda: elements)
 
     @property
     def held(self) -> int:

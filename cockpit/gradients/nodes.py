@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node
+from torch.autograd.graph import GradientEdge, Node
 from torch.func import vmap
 
 from cockpit.gradients.batch import Batch, working_dtype
@@ -185,10 +185,13 @@ class Direct:
     Args:
         uses: The uses of the parameters that models use directly.
         apart: Calls of layers that were made once for all samples, whose parameters are among these.
+        layers: The outputs of the layers, where all parameters are used in layers that have a rule and one
+            output. What arrives there is all that the rules want of a backward pass.
     """
 
     uses: dict[nn.Parameter, list[Use]] = field(default_factory=dict)
     apart: set[Call] = field(default_factory=set)
+    layers: list[GradientEdge] | None = None
 
     def all(self) -> list[Use]:
         """Return all uses."""
@@ -214,16 +217,29 @@ def direct_uses(
             continue
         served |= dict.fromkeys(graph.of_call(call), call)
     direct = Direct()
+    in_layers = True
     for parameter in parameters:
         node = graph.accumulators.get(parameter)
         if node is None:
             continue
         search = _Search(graph, served, parameter, batch)
         uses = search.uses_of(node, ())
+        in_layers &= uses == []
         if uses:
             direct.uses[parameter] = uses
             direct.apart |= search.apart
+    if in_layers:
+        direct.layers = _ends(graph, served.values())
     return direct
+
+
+def _ends(graph: Graph, calls: Iterable[Call]) -> list[GradientEdge] | None:
+    """Return the outputs of the calls, None where some call has several."""
+    numbers = [call.ends for call in dict.fromkeys(calls)]
+    if any(len(ends) != 1 for ends in numbers):
+        return None
+    nodes = [graph.numbered(number) for (number,) in numbers]
+    return None if any(shape_of(n) is None for n in nodes) else [GradientEdge(n, 0) for n in nodes]
 
 
 class _Search:
