@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from cockpit.quantities import Quantity
 
@@ -35,9 +35,9 @@ def due_at(quantities: Mapping[str, Quantity], global_step: int) -> dict[str, Qu
     return due
 
 
-def may_be_due(quantities: Mapping[str, Quantity], global_step: int) -> bool:
-    """Whether one of them is due at a step that is yet to come, or its schedule cannot say."""
+def may_be_due(quantities: Mapping[str, Quantity], global_step: int) -> Iterable[str]:
+    """Return which of them may be due at a step that is yet to come: all, where a schedule cannot say."""
     try:
-        return bool(due_at(quantities, global_step))
+        return due_at(quantities, global_step)
     except Exception:  # a schedule may end; on entry it can say so
-        return True
+        return quantities

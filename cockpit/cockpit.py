@@ -222,6 +222,7 @@ class Cockpit(Recording):
         self._skipped = -1  # the last step that was not tracked
         self._running: int | None = None
         self._pace = Pace()
+        self._looking: set[str] = set()  # quantities to which the forward pass matters
         self._dozes = True  # whether forward passes go unwatched after which nothing is due
         self._quantities = read_quantities(quantities)
         rules = read_rules(doctor)
@@ -332,7 +333,11 @@ class Cockpit(Recording):
             self._expect(self._expected)
         observations = [need for need in needs if isinstance(need, Observation)]
         self._needs_start |= any(need.from_start for need in observations)
-        own_extensions = type(self._quantities[name]).extensions is not Quantity.extensions
+        kind = type(self._quantities[name])
+        own_extensions = kind.extensions is not Quantity.extensions
+        changing = own_extensions or kind.needs_at is not Quantity.needs_at
+        if changing or not needs or any(need.forward for need in needs):
+            self._looking.add(name)
         by_backpack = any(need.backpack for need in observations)
         wanted = (by_backpack or own_extensions) and self._extended is None
         if wanted and self._model is not None and self._loss_function is not None:
@@ -632,7 +637,7 @@ class Cockpit(Recording):
         self._engine.expect(due, global_step)
 
     def _doze(self, global_step: int, failed: bool) -> None:
-        """Let the hooks on the model rest in a forward pass after which nothing will be due."""
+        """Let the hooks on the model rest in a forward pass that matters to nothing that will be due."""
         recorder = self._engine.recorder
         if recorder is None:
             return
@@ -640,8 +645,11 @@ class Cockpit(Recording):
             self._pace.note(global_step)
         self._dozes = self._dozes and not self._engine.overslept
         coming = [] if failed or not self._dozes else self._pace.coming
-        may_rest = bool(coming) and not self._engine.awaits_forward
-        recorder.rest(may_rest and not any(may_be_due(self._quantities, step) for step in coming))
+        if not coming or self._engine.awaits_forward:
+            recorder.rest(False)
+            return
+        due = {name for step in coming for name in may_be_due(self._quantities, step)}
+        recorder.rest(due.isdisjoint(self._looking), counting=bool(due))
 
     # -- for scripts written for Cockpit 1.0 --------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -42,6 +42,9 @@ __all__ = [
 
 class Need:
     """Something a quantity asks for. Needs are values, and equal ones are met once."""
+
+    forward: ClassVar[bool] = True
+    """Whether it has to be known what the model's layers did in the forward pass."""
 
     @property
     def effort(self) -> float:

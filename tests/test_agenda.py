@@ -59,6 +59,6 @@ def test_what_a_schedule_cannot_say_may_be() -> None:
     def ends(step: int) -> bool:
         return [False, True][step]
 
-    assert [may_be_due({"a": Loss(ends)}, step) for step in (0, 1, 2)] == [False, True, True]
+    assert [bool(may_be_due({"a": Loss(ends)}, step)) for step in (0, 1, 2)] == [False, True, True]
     with pytest.raises(InvalidType, match="no bool"):
         due_at({"a": Loss(lambda step: None)}, 0)  # type: ignore[arg-type,return-value]

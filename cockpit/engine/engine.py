@@ -155,7 +155,8 @@ class Engine:
     @property
     def awaits_forward(self) -> bool:
         """Whether some quantity may need the forward pass that comes, whatever is due then."""
-        return bool(self.pending) or self._running is not None or self._paused is not None
+        under_way = self._running is not None or self._paused is not None
+        return under_way or self.pending.awaits_next
 
     def expect(self, due: Mapping[str, Computation], global_step: int | None) -> None:
         """Look at the forward pass that comes for what is due at the step expected next.
@@ -188,7 +189,7 @@ class Engine:
             self._gathering.overslept = False
             if self.recorder is not None:
                 self.recorder.batch_size = None  # of an earlier step
-                self._gathering.overslept = self.recorder.asleep
+                self._gathering.overslept = self.recorder.asleep and plan.wants_forward
             self._take_forward(running)
             at_entry = plan.observations(Moment.ENTRY)
             if plan.wants_gradients or any(need.outputs for need in at_entry):

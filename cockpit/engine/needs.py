@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 
 from cockpit.engine.step import NotChecked, PerParameter, Step
-from cockpit.histograms import BLOCK, blocks
+from cockpit.histograms import blocks
 from cockpit.transforms import Need, Transform
 
 if TYPE_CHECKING:
     from cockpit.gradients import Call, IndividualGradients
+
+AT_A_TIME = 2**17
+"""Elements of which there is a difference at a time."""
 
 Update = PerParameter
 """The change of each parameter in an update, d = θ_{t+1} − θ_t."""
@@ -159,6 +162,7 @@ class MiniBatchLoss(Observation):
     """The loss of the mini-batch, of the whole one with accumulation, `[]`."""
 
     moment = Moment.EXIT
+    forward = False
     info = ("loss",)
 
     def observe(self, step: Step) -> Tensor:
@@ -172,6 +176,7 @@ class ParameterValues(Observation):
     """Copies of all parameters, each `[*shape]`."""
 
     moment = Moment.ENTRY
+    forward = False
 
     def observe(self, step: Step) -> PerParameter:
         """Return θ."""
@@ -183,6 +188,7 @@ class ParameterNorms(Observation):
     """‖θ_p‖, per parameter `[]`."""
 
     moment = Moment.ENTRY
+    forward = False
 
     def observe(self, step: Step) -> PerParameter:
         """Return the norms."""
@@ -195,6 +201,7 @@ class LearningRates(Observation):
     """The learning rate of every parameter, a number or a tensor `[]`."""
 
     moment = Moment.ENTRY
+    forward = False
 
     def observe(self, step: Step) -> PerParameter:
         """Return the rates of the groups that the parameters are in."""
@@ -219,6 +226,7 @@ class DistanceFromStart(Observation):
     """‖θ_p(t) − θ_p(0)‖ with θ(0) as it was at the first step entered, per parameter `[]`."""
 
     moment = Moment.ENTRY
+    forward = False
     from_start = True
 
     def observe(self, step: Step) -> PerParameter:
@@ -231,10 +239,10 @@ class DistanceFromStart(Observation):
 
 def _distance(first: Tensor, second: Tensor) -> Tensor:
     """Return ‖first − second‖, `[]`, without a difference as large as these."""
-    if first.numel() <= BLOCK:
+    if first.numel() <= AT_A_TIME:
         return norms_of([first - second])[0]
-    pieces = zip(blocks(first), blocks(second), strict=True)
-    norms = [norms_of([a - b])[0] for a, b in pieces]  # one difference at a time
+    pieces = zip(blocks(first, AT_A_TIME), blocks(second, AT_A_TIME), strict=True)
+    norms = [norms_of([a - b])[0] for a, b in pieces]
     return torch.linalg.vector_norm(torch.stack(norms))
 
 
@@ -286,6 +294,7 @@ class GradientNorms(Observation):
     """
 
     moment = Moment.EXIT
+    forward = False
 
     def observe(self, step: Step) -> PerParameter:
         """Return the norms."""
@@ -340,6 +349,8 @@ class SampleLosses(Observation):
 @dataclass(frozen=True)
 class UpdateNorms(OfUpdate):
     """‖θ_p(t+1) − θ_p(t)‖, per parameter `[]`."""
+
+    forward = False
 
     def observe(self, step: Step, update: Update) -> PerParameter:
         """Return the norms."""

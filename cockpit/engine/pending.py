@@ -64,6 +64,11 @@ class Pending:
     def __bool__(self) -> bool:
         return bool(self._entries)
 
+    @property
+    def awaits_next(self) -> bool:
+        """Whether a quantity wants something of the step that comes."""
+        return any(entry.next_needs() for entry in self._entries)
+
     def needs_of(self, name: str, quantity: Computation, global_step: int) -> tuple[Need, ...]:
         """Return what a quantity needs at a step, given what it remembers."""
         try:

@@ -97,6 +97,11 @@ class Plan:
         return [need for need in self.needs if isinstance(need, OfUpdate)]
 
     @property
+    def wants_forward(self) -> bool:
+        """Whether it has to be known what the model's layers did in the forward pass."""
+        return bool(self.functions or self.others) or any(need.forward for need in self.needs)
+
+    @property
     def wants_gradients(self) -> bool:
         """Whether individual gradients are needed."""
         return bool(self.transforms or self.along_previous or self.along_update or self.functions)

@@ -75,6 +75,7 @@ class Recorder:
         self.on_pass: Callable[[], None] | None = None
         self.batch_size: int | None = None
         self.asleep = False
+        self._counting = True  # whether the number of samples is seen
         self._woken = 0  # number of the first node that was made since it slept
         # Whether nothing tells in which dimension of the last input the samples lie.
         self.guesses_size = False
@@ -100,9 +101,10 @@ class Recorder:
         # The hooks hold no strong reference to this object: a recorder that is dropped does not
         # live on in the model.
         self._model, self._this = weakref.ref(model), (this := _Reference(self))
-        self._watches_all = False
+        self._watches_all = self._asks_modules = False
         for name, module in _taking_hooks(model):
             if _has_parameters(module):
+                self._asks_modules |= knows_layout(module)
                 kind = _Kind(name, find_rule(module) is not None, knows_layout(module))
                 hook = partial(_record, this, kind)
                 self._hooks.append(module.register_forward_hook(hook, with_kwargs=True))
@@ -127,11 +129,18 @@ class Recorder:
         if self.sink is not None:
             self._recomputed.report(self.sink)
 
-    def rest(self, asleep: bool) -> None:
-        """Let the forward hooks rest from now on, or have them work again."""
+    def rest(self, asleep: bool, counting: bool = False) -> None:
+        """Let the forward hooks rest from now on, or have them work again.
+
+        Args:
+            asleep: Whether they rest.
+            counting: Whether the number of samples is to be seen all the same. Where it takes more than
+                one hook to see it, none rests.
+        """
+        asleep = asleep and not (counting and self._asks_modules)
         if self.asleep and not asleep:
             self._woken = next_number()
-        self.asleep = asleep
+        self.asleep, self._counting = asleep, counting or not asleep
 
     def slept_through(self, graph: Graph) -> bool:
         """Whether a part of a graph was made while the hooks rested, or before that."""
@@ -268,7 +277,9 @@ def _note_batch_size(
     this: _Reference, module: nn.Module, args: Any, kwargs: Any, output: Any
 ) -> None:
     recorder = this()
-    if recorder is None or recorder.asleep or not torch.is_grad_enabled() or replaying.get():
+    if recorder is None or not recorder._counting:
+        return
+    if not torch.is_grad_enabled() or replaying.get():
         return
     dim = recorder._batch_dim or 0
     given = [

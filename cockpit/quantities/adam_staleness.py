@@ -19,6 +19,7 @@ class Staleness(OfUpdate):
     """√mean(g² / max(v̂, ε²)) after the step, per parameter of an Adam-like optimizer `[]`."""
 
     gradient = True
+    forward = False
 
     def observe(self, step: Step, update: PerParameter) -> PerParameter:
         """Return the values of the parameters that such an optimizer holds."""

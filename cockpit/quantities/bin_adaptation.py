@@ -29,6 +29,7 @@ class ParameterExtremes(Observation):
     """The smallest and the largest value of every parameter, `[2]` each."""
 
     moment = Moment.ENTRY
+    forward = False
 
     def observe(self, step: Step) -> PerParameter:
         """Return the extremes of all parameters that have elements."""

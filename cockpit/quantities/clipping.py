@@ -29,6 +29,7 @@ class GradientsAfterPass(Observation):
     """The gradients as the backward pass leaves them, a `Seen` each."""
 
     moment = Moment.EXIT
+    forward = False
 
     def observe(self, step: Step) -> PerParameter:
         """Return those that are there."""
@@ -41,6 +42,7 @@ class GradientsAtStep(OfUpdate):
     """The gradient that the optimizer got: norm `[]` and largest absolute element `[]`; None if it was left alone."""
 
     gradient = True
+    forward = False
 
     def observe(self, step: Step, update: PerParameter) -> tuple[Tensor, Tensor] | None:
         """Return both, of all parameters together."""

@@ -18,6 +18,7 @@ class ParameterMoments(Observation):
     """Standard deviation, mean, smallest and largest value of each parameter, `[4]`."""
 
     moment = Moment.ENTRY
+    forward = False
 
     def observe(self, step: Step) -> PerParameter:
         """Return the four of each."""

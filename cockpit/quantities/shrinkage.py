@@ -21,6 +21,8 @@ ELEMENTS = 2**12
 class CosinesInwards(OfUpdate):
     """cos(−d_p, θ_p) with the parameters before the update, per parameter `[]`."""
 
+    forward = False
+
     def observe(self, step: Step, update: PerParameter) -> PerParameter:
         """Return the cosines."""
         pairs = ((name, d, step.parameters[name].detach()) for name, d in update.items())

@@ -17,6 +17,7 @@ class SlopeAtStart(OfUpdate):
     """∇_p L·d_p with the gradient as the optimizer got it and the update that follows, per parameter `[]`."""
 
     gradient = True
+    forward = False
 
     def observe(self, step: Step, update: PerParameter) -> PerParameter:
         """Return the products."""
@@ -31,6 +32,7 @@ class SlopeAtEnd(Observation):
     """
 
     moment = Moment.EXIT
+    forward = False
 
     def observe(self, step: Step) -> PerParameter:
         """Return the products."""

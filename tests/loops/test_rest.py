@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import nn
 
 from cockpit import BatchGradTransforms, Cockpit, open_run, schedules
+from cockpit.engine.needs import MiniBatchLoss
+from cockpit.engine.step import Step
 from cockpit.pace import Pace
-from cockpit.quantities import Alpha, NormTest, Quantity
+from cockpit.quantities import Alpha, GradNorm, NormTest, Quantity, UpdateSize
 
 STEPS = 40
 
@@ -59,6 +62,41 @@ def test_values_are_those_of_hooks_that_never_rest(tmp_path):
     left, right = (frame.drop(columns=["time"], errors="ignore") for frame in frames)
     assert len(left) > 10
     assert left.equals(right)
+
+
+@dataclass(frozen=True)
+class Size(Quantity):
+    """The number of samples: known although the loss is all that is asked for."""
+
+    loss = MiniBatchLoss()
+
+    def compute(self, step: Step) -> int:
+        return step.batch_size
+
+
+def test_they_rest_while_nothing_that_is_due_looks_at_layers(tmp_path):
+    quantities = [Size(), GradNorm(), UpdateSize(), NormTest(schedules.linear(20))]
+    watch, model = cockpit(f"{tmp_path}/run.db", quantities)
+    watched = train(watch, model, range(STEPS))
+    watch.close()
+    assert watched == [0, 1, 2, 3, 19, 20, 39]
+    run = open_run(f"{tmp_path}/run.db")
+    assert [len(run.series(name)) for name in ("Size", "NormTest")] == [STEPS, 2]
+    assert set(run.series("Size")) == {8}
+
+
+def test_they_do_not_where_layers_tell_where_the_samples_are(tmp_path):
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = nn.RNN(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.head(self.layer(x.expand(5, *x.shape))[0].sum(0))
+
+    watch = Cockpit(Recurrent(), [Size()], log=f"{tmp_path}/run.db")
+    watched = train(watch, watch._model, range(10))
+    assert watched == list(range(10))
 
 
 def test_a_loop_that_comes_by_at_some_steps_only(tmp_path):
