@@ -158,8 +158,9 @@ class Products(IndividualGradients):
 
     def dot_mean(self) -> Tensor:
         """Return g_i·g, from pairwise products where those are cheaper than g itself."""
-        n = self.batch.size
-        if self._single and n * (self.inputs + self.outputs) < 2 * self.inputs * self.outputs:
+        pairwise, matrix = self.batch.size * (self.inputs + self.outputs), self.inputs * self.outputs
+        known, _ = self._accumulated()
+        if self._single and pairwise < (2 * matrix if known is None else matrix):
             return self.gram().mean(1)
         # Dense gradients are as dear as g, and everything else is cheap afterwards. Where few positions
         # give the norms without them, writing and reading them takes longer than g and the products.
