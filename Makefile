@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help install demo test soak check format bench faults coverage-table docs pages gallery notebooks fuzz clean
+.PHONY: help install demo test soak check format bench faults coverage-table docs pages instruments notebooks fuzz clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -57,8 +57,8 @@ docs: $(INSTALLED)  ## build the documentation into site/; any warning is an err
 pages: $(INSTALLED)  ## write docs/quantities.md and the README's table of quantities from the docstrings
 	$(BIN)/python docs/quantities.py
 
-gallery: $(INSTALLED)  ## train, and draw docs/gallery.md: every picture, and how to read it
-	$(BIN)/python docs/gallery.py
+instruments: $(INSTALLED)  ## train, and draw docs/instruments/: every picture, healthy and unhealthy
+	$(BIN)/python docs/instruments.py
 
 notebooks: $(INSTALLED)  ## execute the notebooks among the examples, in place
 	$(BIN)/python examples/notebooks/make.py

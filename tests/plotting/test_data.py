@@ -238,20 +238,3 @@ def test_points_that_cover_each_other_are_one() -> None:
     assert thin_points(x[:10], y[:10], 60, 40).tolist() == list(range(10))
     bad = np.where(np.arange(LONG) == 9, np.inf, y)
     assert 9 in thin_points(x, bad, 60, 40)
-
-
-# the gallery
-
-DOCS = Path(__file__).parents[2] / "docs"
-
-
-def test_the_gallery_shows_every_instrument_and_says_how_to_read_it() -> None:
-    page = (DOCS / "gallery.md").read_text(encoding="utf-8")
-    for item in INSTRUMENTS:
-        assert f"`{item.name}` · from `{item.quantities[0]}`" in page, f"make gallery: {item.name}"
-    pictures = re.findall(r"\]\((gallery/[\w-]+\.png)\)", page)
-    assert len(pictures) == len(INSTRUMENTS) + 1
-    for picture in pictures:
-        assert (DOCS / picture).read_bytes().startswith(b"\x89PNG")
-    assert {f"gallery/{path.name}" for path in (DOCS / "gallery").iterdir()} == set(pictures)
-    assert sum(path.stat().st_size for path in (DOCS / "gallery").iterdir()) < 3e6
