@@ -191,6 +191,9 @@ def test_a_tracked_step_takes_at_least_as_much(name: str, label: str) -> None:
     elementwise = sum(
         found.extra.get(n, 0) for n in ("DistanceFromStart", "GradientNorms", "UpdateNorms")
     )
+    # Gradients that are written out are squared element by element.
+    squared = [n for n in ("SquareNorms", "SumOfSquares", "SampledDiagonal") if n in found.extra]
+    elementwise += len(squared) * N * sum(p.numel() for p in model.parameters())
     # Biases, norm layers and rows of embeddings are not multiplied as matrices, and small.
     vectors = N * sum(p.numel() for p in model.parameters() if p.dim() < 2) + N * 7 * 12
     small = elementwise + len(found.extra) * vectors
