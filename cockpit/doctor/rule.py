@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from cockpit.doctor.record import Record
 from cockpit.findings import Finding, Severity
 
@@ -82,7 +84,9 @@ class Rule:
             return NotKnown(
                 f"there is nothing of {' and '.join(missing)}; track configuration('health')"
             )
-        seen = self.check(run)
+        # Infinities are what rules look for: nothing that numpy has to warn a training of.
+        with np.errstate(all="ignore"):
+            seen = self.check(run)
         return self._finding(seen) if isinstance(seen, Sign) else seen
 
     def _finding(self, sign: Sign) -> Finding:

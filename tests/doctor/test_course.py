@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from cockpit import Cockpit, configuration
 from cockpit.doctor import RULES, Diagnosis, NotKnown, Record, diagnose
-from cockpit.log import Row
+from cockpit.log import ParameterInfo, Row
 from cockpit.quantities import Loss
 from cockpit.quantities.targets import Targets
 from cockpit.run import open_run
@@ -145,6 +145,10 @@ def stops(step: int) -> float:
 FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "diverging": ("learning-rate-too-high", {"rate": 30.0}),
     "too high for Adam": ("learning-rate-too-high", {"rate": 0.3, "optimizer": torch.optim.AdamW}),
+    "raised until it breaks": (
+        "learning-rate-too-high",
+        {"rate": 0.01, "schedule": lambda step: 1.1**step},
+    ),
     "too low": ("learning-rate-too-low", {"rate": 1e-3}),
     "too low for Adam": (
         "learning-rate-too-low",
@@ -163,6 +167,10 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "sum": ("wrong-reduction", {"reduce": torch.sum, "rate": 0.5}),
     "divided twice": ("wrong-reduction", {"reduce": lambda losses: losses.mean() / len(losses)}),
+    "divided by 10": (
+        "wrong-reduction",
+        {"reduce": lambda losses: losses.mean() / 10, "rate": 0.03},
+    ),
     "permuted labels": ("labels-shuffled", {"labels": permuted}),
     "wrong labels": ("labels-partly-wrong", {"labels": partly_wrong, "steps": 200}),
     "one class": ("class-imbalance", {"labels": mostly_one}),
@@ -222,6 +230,81 @@ def test_a_loss_that_jumps_has_to_stay_up(after: list[float], step: int | None) 
     seen = RULE["loss-spikes"].examine(run)
     assert not isinstance(seen, NotKnown)
     assert (None if seen is None else seen.step) == step
+
+
+PLATEAU = [1.0] * 20
+LONG = 0.02
+"""Way of an update in units of the weights: healthy where there is little to learn, and far in some hundred steps."""
+
+
+def course(
+    losses: list[float],
+    *,
+    promise: float = 0.08,
+    left: float = 0.0,
+    size: float = LONG,
+    rate: Callable[[int], float] = lambda number: 0.1,
+) -> Record:
+    """A run tracked at every tenth step: losses in units of a blind guess, and updates that are all alike."""
+    run = Record(parameters=[ParameterInfo("a.weight", (16, 16), "float32")])
+    for number, loss in enumerate(losses):
+        rows = [
+            Row("Loss", loss),
+            Row("Targets", loss, "loss"),
+            Row("Targets", 1.0, "entropy"),
+            Row("Targets", 64.0 * (number + 1), "seen"),
+            Row("UpdateRatio", size, "", "a.weight"),
+            Row("UpdateSlopes", -promise * loss, "start"),
+            Row("UpdateSlopes", -left * promise * loss, "end"),
+            Row("Wiring", rate(number), "learning_rate", "a.weight"),
+        ]
+        run.add(10 * number, rows)
+    return run
+
+
+def named(run: Record, name: str) -> bool:
+    seen = RULE[name].examine(run)
+    assert not isinstance(seen, NotKnown)
+    return seen is not None
+
+
+def test_a_long_way_alone_is_no_high_learning_rate() -> None:
+    """There may be little to learn; it takes an update that promised what it did not keep."""
+    assert not named(course([0.88] * 40), "learning-rate-too-high")
+    assert named(course([0.88] * 40, promise=3.0), "learning-rate-too-high")
+    assert not named(course([0.88] * 40, promise=3.0, size=LONG / 10), "learning-rate-too-high")
+
+
+def test_a_loss_above_a_guess_has_to_stay_there() -> None:
+    assert not named(course([1.0, 3.7, 1.7, 0.5, *[0.4] * 10]), "learning-rate-too-high")
+    assert named(course([1.0, 3.7, 3.1, 2.8, *[2.9] * 10]), "learning-rate-too-high")
+
+
+def test_a_jump_while_the_rate_is_raised_is_not_called_a_spike() -> None:
+    losses = [1.0, 0.6, 0.4, 0.3, 0.3, 0.3, 0.3, 1.3, 1.5, 1.4, 1.4]
+    raised = course(losses, rate=lambda number: 0.1 * 1.5**number)
+    assert named(raised, "learning-rate-too-high")
+    assert not named(raised, "loss-spikes")
+    warmed_up = course(losses, rate=lambda number: 0.1 * min(number + 1, 4))
+    assert named(warmed_up, "loss-spikes")
+
+
+def test_the_end_of_a_plateau_is_no_fault_of_the_labels() -> None:
+    assert named(course(PLATEAU), "labels-shuffled")
+    assert not named(
+        course([*PLATEAU[:9], 0.98, 0.95, 0.93, 0.9, 0.8, 0.7, 0.6]), "labels-shuffled"
+    )
+    assert not named(course(PLATEAU, left=0.5), "labels-shuffled")  # it still leads down
+
+
+def test_a_validation_loss_that_lags_is_no_overfitting() -> None:
+    run, lagging = course([1.0, *[0.6] * 4, *[0.4] * 10]), [1.1, 0.96, 1.07, 1.26, 1.48, 0.35]
+    learned_by_heart = course([1.0, *[0.6] * 4, *[0.2] * 10])
+    for number, loss in enumerate(lagging):
+        for one in (run, learned_by_heart):
+            one.add(25 * number + 24, [Row("valid_loss", loss, source="log")], tracked=False)
+    assert not named(run, "overfitting")
+    assert named(learned_by_heart, "overfitting")
 
 
 # -- what is recorded -----------------------------------------------------------------------------

@@ -360,6 +360,23 @@ def test_one_step_is_no_vanishing_gradient() -> None:
     assert (seen.step, seen.subjects) == (10, ("a",))
 
 
+def shares(quantity: str, key: str, of: Callable[[int], float]) -> Callable[[int], Iterator[Row]]:
+    return lambda step: iter([Row(quantity, of(step), key, "b")])
+
+
+def test_what_begins_dead_or_collapsed_need_not_be_as_bad() -> None:
+    dead = rule("CP603").check
+    assert isinstance(dead(record(shares("ActivationStats", "dead", lambda step: 0.75), 5)), Sign)
+    later = record(shares("ActivationStats", "dead", lambda step: 0.2 if step < 3 else 0.75), 20)
+    assert dead(later) is None
+    collapsed = rule("CP610").check
+    assert isinstance(
+        collapsed(record(shares("AttentionStats", "spread", lambda s: 0.07), 5)), Sign
+    )
+    later = record(shares("AttentionStats", "spread", lambda s: 0.9 if s < 3 else 0.07), 20)
+    assert collapsed(later) is None
+
+
 @pytest.mark.parametrize("code", ["CP601", "CP603", "CP606"])
 def test_a_long_run_that_is_watched_says_the_same(code: str) -> None:
     """Of what lies between the first and the last steps nothing is kept."""

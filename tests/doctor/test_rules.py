@@ -97,6 +97,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "optimizer of another model": ("CP204", {"optimizer": of_others}),
     "optimizer of the head": ("CP204", {"optimizer": of_head_only}),
     "not zeroed": ("CP206", {"zero": lambda step: False}),
+    "zeroed every other step": ("CP206", {"zero": lambda step: step % 2 == 0}),
     "learning rate 0": ("CP207", {"optimizer": lambda m: torch.optim.SGD(m.parameters(), lr=0.0)}),
     "evaluation mode": ("CP208", {"kind": "cnn", "change": lambda model: model.eval()}),
     "evaluation mode of dropout": ("CP208", {"kind": "transformer", "change": lambda m: m.eval()}),

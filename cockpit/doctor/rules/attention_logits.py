@@ -12,8 +12,9 @@ LARGE, TIMES = 30.0, 4.0
 """Largest logit, and what that is of the first one. Healthy small language models were seen to reach 19."""
 
 SPREAD = 0.3
-"""Of the entropy that there could be: that the logits are large does no harm while attention chooses softly.
-Healthy small language models keep 0.6 of it."""
+"""Of the entropy that there could be: that the logits are large does no harm while attention chooses softly. Below, it
+may do none either, which makes this a note: at three times their best rate, small language models were seen at 0.07
+with logits of 400, and trained well. That attention has collapsed is a finding of its own."""
 
 LEAST = 3
 """Tracked steps in a row."""
@@ -55,8 +56,8 @@ def _hard(logits: np.ndarray, spreads: np.ndarray) -> np.ndarray:
 RULE = Rule(
     code="CP611",
     name="attention-logit-growth",
-    severity="warning",
-    title="Attention logits have grown out of bounds",
+    severity="note",
+    title="Attention logits have grown, and attention is hard",
     why="The softmax becomes hard and its gradient vanishes; in low precision the logits lose their digits. "
     "It often goes before a loss that diverges.",
     action="Lower the learning rate of queries and keys, normalise both before their product, or put weight "

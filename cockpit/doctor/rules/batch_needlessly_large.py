@@ -32,15 +32,14 @@ def check(run: Record) -> Sign | NotKnown | None:
     if len(steps) < LEAST:
         return NotKnown(f"it takes the noise scale of {LEAST} steps, and there are {len(steps)}")
     noise, square, part = noise[:LEAST], square[:LEAST], part[:LEAST]
-    if not ((square > 0) & (part > 0) & (part < 1)).all():
-        return None  # a step that was mostly noise
-    over_size = part / (1 - part)  # B / N, as part = (tr Σ / N) / ‖g‖² and ‖g‖² = ‖G‖² + tr Σ / N
-    if max(over_size[0], np.median(over_size)) > SHARE or noise.sum() == 0:
+    known = (noise > 0) & (square > 0) & (part > 0) & (part < 1)  # the others were mostly noise
+    # B / N, as part = (tr Σ / N) / ‖g‖² and ‖g‖² = ‖G‖² + tr Σ / N
+    over_size = np.where(known, part / (1 - part), np.inf)
+    if not max(over_size[0], np.median(over_size)) <= SHARE:
         return None
-    scale = float(np.median(noise / square))
     evidence = {
-        "batch size": round(float(np.median(noise / (square * over_size)))),
-        "noise scale": scale,
+        "batch size": round(float(np.median((noise / (square * over_size))[known]))),
+        "noise scale": float(np.median((noise / square)[known])),
     }
     return Sign(int(steps[LEAST - 1]), (), evidence, 0.6)
 

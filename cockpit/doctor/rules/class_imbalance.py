@@ -25,8 +25,7 @@ def check(run: Record) -> Sign | NotKnown | None:
     steps, (own, count, number, share) = aligned(entropy, seen, classes, most)
     if not len(steps) or count[-1] < SEEN:
         return NotKnown(f"it takes {SEEN} targets")
-    with np.errstate(divide="ignore", invalid="ignore"):
-        variety = own / np.log(number)
+    variety = own / np.log(number)
     place = first((variety < VARIETY) & (count >= SEEN))
     if place is None:
         return None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from cockpit.doctor.record import Record
 from cockpit.doctor.rule import NotKnown, Rule, Sign
 from cockpit.doctor.rules.of_layers import FEW, NOTHING_IS_LEARNED, few_samples, lasting, units_of
 
-SHARE = 0.8
-"""Of the units of a layer. Trainings that go well were seen to have 0.64 at times, in small layers: some units are
-of use for few samples only, and a batch need not have one of these."""
+AT_FIRST, LATER = 0.5, 0.9
+"""Of the units of a layer. Trainings that go well begin with 0.23 at most, and were seen to end with 0.64: some units
+are of use for few samples only, and a batch need not have one of these."""
 
 UNITS = 8
 """Without so many in a layer, all of them may begin dead by chance: it is the layer that is too small."""
@@ -29,7 +31,7 @@ def check(run: Record) -> Sign | NotKnown | None:
     wide = {
         name: curve for name, curve in shares.items() if (units_of(run, name) or UNITS) >= UNITS
     }
-    found = lasting(wide, lambda share: share > SHARE, LEAST)
+    found = lasting(wide, _dead, LEAST)
     if found is None:
         return None
     step, places = found
@@ -39,6 +41,13 @@ def check(run: Record) -> Sign | NotKnown | None:
     evidence = {"share of units that are zero": worst[names[0]], "modules": len(names)}
     title = "All units of a layer are dead" if worst[names[0]] == 1 else None
     return Sign(step, tuple(names), evidence, 0.85 if title else 0.8, title)
+
+
+def _dead(shares: np.ndarray) -> np.ndarray:
+    """Return at which steps most units of a module are dead, `[n]`."""
+    from_the_start = np.logical_and.accumulate(shares > AT_FIRST)
+    dead: np.ndarray = from_the_start | (shares > LATER)
+    return dead
 
 
 RULE = Rule(

@@ -47,7 +47,7 @@ RULE = Rule(
     source='Pascanu, Mikolov & Bengio (2013), "On the difficulty of training recurrent neural networks"',
     needs=("GradNorm", "Wiring"),
     check=check,
-    explains=(*NOTHING_IS_LEARNED, "learning-rate-too-high", "non-finite"),
+    explains=(*NOTHING_IS_LEARNED, "learning-rate-too-high", "non-finite", "initial-loss"),
     spreads=True,
     instrument="grad-norm-layers",
 )

@@ -32,4 +32,5 @@ RULE = Rule(
     source="definition: requires_grad=False when the cockpit was made",
     needs=(),
     check=check,
+    explains=("underfitting",),
 )

@@ -25,9 +25,13 @@ STEPS = 80
 NEAR, NEVER = 0.05, 0.07
 """How near to the best blind guess the loss is, and how far it has never been below it: the noise of a batch of 64."""
 
+STILL = 0.97
+"""Loss of the last few batches, below which it may be falling: a plateau ends there before it does in the middle of
+`WINDOW`."""
+
 MOVED = 0.25
 """Way of the weights, in units of their own size, on which what can be learned begins to show: slow trainings that
-go well leave the blind guess behind after 0.1 to 0.2, and are below half of it after a few times as much."""
+go well leave the blind guess behind after 0.1 to 0.15, and are below half of it after a few times as much."""
 
 LEFT = 0.25
 """Share of the slope that is left at the end of the updates. On the plateau that some trainings begin with, it goes
@@ -51,7 +55,7 @@ def check(run: Record) -> Sign | NotKnown | None:
     usual = at(Curve(updates.steps, np.maximum.accumulate(recent(updates.values, 3))), loss.steps)
     moved = at(way(updates), loss.steps)
     now = recent(loss.values, 3)
-    near = (np.abs(level - 1) < NEAR) & (np.abs(now - 1) < 2 * NEAR) & (lowest > 1 - NEVER)
+    near = (np.abs(level - 1) < NEAR) & (lowest > 1 - NEVER) & (now > STILL) & (now < 1 + 2 * NEAR)
     shares = -end.values / np.where(promise.values > 0, promise.values, np.inf)
     left = at(Curve(end.steps, recent(shares, WINDOW)), loss.steps)
     late = loss.steps - loss.steps[0] >= STEPS

@@ -6,8 +6,7 @@ import numpy as np
 
 from cockpit.doctor.record import Record
 from cockpit.doctor.rule import NotKnown, Rule, Sign
-from cockpit.doctor.rules.learning_rate_too_high import raised
-from cockpit.doctor.rules.of_course import at, promised, relative_loss
+from cockpit.doctor.rules.of_course import at, promised, raised, relative_loss
 
 LEAST, PART = 14, 5
 """Updates whose slopes are known, and those of the beginning and the end that are compared: fewer do not tell a low
@@ -34,6 +33,11 @@ HIGH = 0.5
 
 def check(run: Record) -> Sign | NotKnown | None:
     """Look for updates that have never changed the slope that they follow, nor the loss."""
+    return slow(run)
+
+
+def slow(run: Record, times: float = 1.0) -> Sign | NotKnown | None:
+    """Look for the same, among updates that promise up to so many times as much."""
     slopes, loss = promised(run), relative_loss(run)
     if slopes is None or len(slopes[0].steps) < LEAST or not len(loss.steps):
         return NotKnown(f"it takes the slopes along {LEAST} updates; track configuration('health')")
@@ -42,11 +46,13 @@ def check(run: Record) -> Sign | NotKnown | None:
         step = promise.steps[count - 1 : count]
         so_far, left = promise.values[:count], -end.values[:count].sum()
         middle, most = float(np.median(so_far)), float(so_far.max())
-        if most > NEVER:
+        if most > times * NEVER:
             return None
         share = left / so_far.sum() if so_far.sum() > 0 else 0.0
         grows = np.median(so_far[-PART:]) > GROWING * np.median(so_far[:PART])
-        slow = 0 < middle < SMALL and share > STEEP and at(loss, step)[0] > HIGH and not grows
+        slow = (
+            0 < middle < times * SMALL and share > STEEP and at(loss, step)[0] > HIGH and not grows
+        )
         if slow and not raised(run, step)[0]:
             evidence = {
                 "share of the loss that an update promises to take off": middle,

@@ -6,7 +6,14 @@ import numpy as np
 
 from cockpit.doctor.record import Curve, Record
 from cockpit.doctor.rule import NotKnown, Rule, Sign
-from cockpit.doctor.rules.of_course import at, first, promised, recent, relative_loss
+from cockpit.doctor.rules.of_course import (
+    at,
+    first,
+    promised,
+    recent,
+    relative_loss,
+    rising,
+)
 
 WINDOW = 5
 """Tracked batches before, in the middle of which the loss was."""
@@ -15,11 +22,12 @@ LEAST = WINDOW + 2
 """Tracked batches that it takes: those, the one that jumps, and the next one."""
 
 TIMES, RISE = 3.0, 0.3
-"""By how much the loss is above that: times, and in units of a blind guess. Single batches of 32 in healthy trainings
-come to 2.5 times a loss that is small, and 0.26 of a guess."""
+"""By how much the loss is above that: times, and in units of a blind guess. Healthy trainings have single batches of
+that kind at three times their best rate, and never two in a row."""
 
 UPHILL = 5.0
-"""Slope where an update ended, in units of the loss. At three times the best learning rate it stays below 2.5."""
+"""Slope where an update ended, in units of the loss of a blind guess. At three times the best learning rate it stays
+below 1.7."""
 
 GOOD = 0.7
 """Loss over that of a blind guess, below which the training went well; what never did has other causes."""
@@ -33,10 +41,8 @@ def check(run: Record) -> Sign | NotKnown | None:
     loss, slopes = relative_loss(run), promised(run)
     if len(loss.steps) < LEAST:
         return NotKnown(f"it takes the losses of {LEAST} batches; track configuration('health')")
-    before = np.concatenate([[np.nan], recent(loss.values, WINDOW)[:-1]])
-    good = np.fmin.accumulate(np.where(np.isfinite(before), before, np.inf)) < GOOD
-    jumps = good & (loss.values > TIMES * before) & (loss.values > before + RISE)
-    place = first(jumps & _stays_up(loss.values))
+    before, good = _before(loss)
+    place = first(jumps(loss) & ~rising(run, loss.steps))
     signs = []
     if place is not None:
         evidence = {
@@ -47,6 +53,21 @@ def check(run: Record) -> Sign | NotKnown | None:
     if slopes is not None and len(slopes[1].steps):
         signs += _uphill(run, slopes[1], loss, Curve(loss.steps, np.where(good, before, np.inf)))
     return min(signs, key=lambda sign: sign.step) if signs else None
+
+
+def _before(loss: Curve) -> tuple[np.ndarray, np.ndarray]:
+    """Return the loss before each batch, `[n]`, and whether the training had gone well by then, `[n]`."""
+    before = np.concatenate([[np.nan], recent(loss.values, WINDOW)[:-1]])[: len(loss.values)]
+    return before, np.fmin.accumulate(np.where(np.isfinite(before), before, np.inf)) < GOOD
+
+
+def jumps(loss: Curve) -> np.ndarray:
+    """Return where the loss of a training that went well jumps, and the next batch is as bad, `[n]`."""
+    if len(loss.values) < LEAST:
+        return np.zeros(len(loss.values), bool)
+    before, good = _before(loss)
+    up: np.ndarray = good & (loss.values > TIMES * before) & (loss.values > before + RISE)
+    return up & _stays_up(loss.values)
 
 
 def _stays_up(loss: np.ndarray) -> np.ndarray:
@@ -63,13 +84,15 @@ def _stays_up(loss: np.ndarray) -> np.ndarray:
 def _uphill(run: Record, end: Curve, loss: Curve, before: Curve) -> list[Sign]:
     """Look for the first update that ended far up, after others that did not."""
     went_well = at(before, end.steps) < GOOD
-    far = end.values > UPHILL
-    # Where the loss is small, so is a slope of several times as much: their product has to exceed RISE as well.
-    place = first(went_well & far & (at(loss, end.steps) > RISE / np.maximum(end.values, UPHILL)))
+    slope = end.values * at(loss, end.steps)
+    place = first(went_well & (slope > UPHILL) & ~rising(run, end.steps))
     if place is None:
         return []
     step = int(end.steps[place])
-    evidence = {"slope where the update ended": float(end.values[place]), **_staleness(run, step)}
+    evidence = {
+        "slope where the update ended, in units of a blind guess": float(slope[place]),
+        **_staleness(run, step),
+    }
     title = "An update leads far up, and the loss jumps"
     return [Sign(step, (), evidence, 0.85, title)]
 
@@ -102,7 +125,6 @@ RULE = Rule(
         "labels-partly-wrong",
         "stalled",
         "dead-units",
-        "exploding-gradients",
     ),
     instrument="loss",
 )

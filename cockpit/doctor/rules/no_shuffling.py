@@ -52,8 +52,7 @@ def _of_classes(run: Record, size: float) -> tuple[np.ndarray, np.ndarray] | Not
         return NotKnown("all targets seen so far are of one class")
     if chance > CHANCE * total[-1]:
         return NotKnown("the batches are too small for their number of classes to be compared")
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return steps, np.where(total > 0, (total - mean - chance) / total, 0.0)
+    return steps, np.where(total > 0, (total - mean - chance) / total, 0.0)
 
 
 def _of_values(run: Record, size: float) -> tuple[np.ndarray, np.ndarray] | NotKnown:

@@ -102,6 +102,33 @@ def promised(run: Record) -> tuple[Curve, Curve] | None:
     )
 
 
+def raised(run: Record, steps: np.ndarray) -> np.ndarray:
+    """Return at which steps the learning rate is above what it was at first, `[n]`."""
+    rate = _learning_rate(run)
+    if rate is None:
+        return np.zeros(len(steps), bool)
+    higher: np.ndarray = at(rate, steps) > 1.5 * rate.values[0]
+    return higher
+
+
+def rising(run: Record, steps: np.ndarray) -> np.ndarray:
+    """Return at which steps the learning rate is being raised, and at the last three tracked ones was, `[n]`."""
+    rate = _learning_rate(run)
+    if rate is None or not len(steps):
+        return np.zeros(len(steps), bool)
+    now = at(rate, steps)
+    up = np.concatenate([[False], np.diff(now) > 0])
+    lasting: np.ndarray = up & np.roll(up, 1) & np.roll(up, 2) & (np.arange(len(up)) > 2)
+    return lasting
+
+
+def _learning_rate(run: Record) -> Curve | None:
+    """Return that of the first parameter that has one."""
+    rates = run.curves("Wiring", "learning_rate").values()
+    known = [curve for curve in rates if len(curve.steps) and curve.values[0] > 0]
+    return known[0] if known else None
+
+
 def at(curve: Curve, steps: np.ndarray) -> np.ndarray:
     """Return the last known values of a curve at some steps, `[len(steps)]`; before its first one, that one."""
     found: np.ndarray = curve.values[

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cockpit.doctor.record import Curve, Record
+from cockpit.doctor.rules.of_course import SYMPTOMS, at
 
 LEAST = 5
 """Tracked steps in a row at which something has to hold: a step or two in which a layer of zeros begins to move,
@@ -18,14 +19,8 @@ or a batch of its own kind, are no fault."""
 SAMPLES = 16
 """A unit of a healthy network is active on at least a tenth of them or so, and so on one of these."""
 
-NOTHING_IS_LEARNED = (
-    "labels-shuffled",
-    "stalled",
-    "underfitting",
-    "learning-rate-too-low",
-    "labels-partly-wrong",
-    "loss-spikes",
-)
+
+NOTHING_IS_LEARNED = tuple(name for name in SYMPTOMS if name != "learning-rate-too-high")
 """Rules that see from outside what it looks like when layers do not learn. A learning rate that is too high is none
 of them: it is what kills and saturates units, rather than the reverse."""
 
@@ -87,15 +82,14 @@ def error_signals(run: Record) -> Table | None:
         return None
     steps = reduce(np.intersect1d, [gradient.steps for gradient, _, _ in found.values()])
     rows = [
-        at(gradient, steps) / (at(size, steps) * width) for gradient, size, width in found.values()
+        _above_zero(at(gradient, steps)) / (_above_zero(at(size, steps)) * width)
+        for gradient, size, width in found.values()
     ]
     return Table(steps, tuple(found), np.array(rows))
 
 
-def at(curve: Curve, steps: np.ndarray) -> np.ndarray:
-    """Return the last known values at some steps; zeros, which nothing can be compared with, become NaN."""
-    places = np.searchsorted(curve.steps, steps, side="right") - 1
-    values = curve.values[np.maximum(places, 0)]
+def _above_zero(values: np.ndarray) -> np.ndarray:
+    """Return the values; zeros, which nothing can be compared with, become NaN."""
     return np.where(values > 0, values, np.nan)
 
 

@@ -22,8 +22,7 @@ def check(run: Record) -> Sign | NotKnown | None:
         )
     steps, names, values = table
     later = np.fmax.accumulate(values[::-1], axis=0)[::-1]  # of it and those after it
-    with np.errstate(invalid="ignore"):  # infinities over infinities
-        left = values / later  # NaN where nothing comes back at all, which has other causes
+    left = values / later  # NaN where nothing comes back at all, which has other causes
     place = held(np.any(left < LEFT, axis=0))
     if place is None:
         return None
