@@ -33,10 +33,10 @@ class Kind:
     Args:
         name: Of the kind.
         rule: Name of the doctor's rule that should be the first to be named.
-        a: The variant of the tuning half.
-        b: The variant of the held-out half.
-        split: The architectures of the tuning half, and those of the held-out half. Where it makes sense
-            on one only, that is in both.
+        a: One variant.
+        b: Another one.
+        split: The architectures on which the rules know variant a, and those on which they know b. Where it
+            makes sense on one only, that is in both.
         also: Names of other rules that name the cause as well.
         optimizers: Those with which it makes sense.
         baselines: The rules of the baselines whose names name the kind.

@@ -1,4 +1,4 @@
-"""The kinds of fault, and on which architectures each half of the benchmark has them."""
+"""The kinds of fault, and on which architectures the rules know each variant of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLAIN_2 = ("cnn", "regression"), ("mlp",)
 NORMED = ("resnet",), ("transformer",)
 LANGUAGE = ("transformer",), ("transformer",)
 NUMBERS = ("regression",), ("regression",)
-"""Architectures of the tuning half and of the held-out half."""
+"""Architectures in two groups: the rules know variant a on the first ones, and b on the others."""
 
 SGD = ("sgd", "momentum")
 """Optimizers to which the scale of the gradient matters."""

@@ -14,11 +14,19 @@ from benchmarks.faults.kinds import BY_NAME, KINDS
 from benchmarks.faults.training import ARCHITECTURES, OPTIMIZERS, Setup
 
 HALVES = "tuning", "held-out"
-SEEDS = {"tuning": (0, 1, 2), "held-out": (3, 4, 5)}
-VARIANT = {"tuning": "a", "held-out": "b"}
+SEEDS: dict[str, dict[str, tuple[int, ...]]] = {
+    "tuning": {"a": (0, 1, 2), "b": (3, 4, 5)},
+    "held-out": {"a": (20, 21, 22), "b": (20, 21, 22)},
+}
+"""Seeds of the faulty runs, by variant."""
+HEALTHY_SEEDS = {"tuning": ((0, 1, 2), (3, 4, 5)), "held-out": ((20, 21), (20, 21))}
+"""Of the healthy runs, by colour of the chessboard, see `_healthy`."""
+GROUP = {"tuning": {"a": 0, "b": 1}, "held-out": {"a": 1, "b": 0}}
+"""Which of a kind's two groups of architectures has which variant."""
 HEALTHY = "healthy"
-FACTORS = {"low": 1 / 3, "best": 1.0, "high": 3.0}
-"""Learning rates of the healthy runs, relative to the best."""
+TUNED = {"low": 1 / 3, "best": 1.0, "high": 3.0}
+FACTORS = {**TUNED, "lower": 3**-0.5, "higher": 3**0.5}
+"""Learning rates of the healthy runs, relative to the best; the tuning half has those in `TUNED`."""
 RATES = Path(__file__).parent / "rates.json"
 """What ``python -m benchmarks.faults sweep`` has found."""
 
@@ -79,24 +87,25 @@ def planned(half: str) -> list[Planned]:
 def _faulty(half: str) -> Iterator[Planned]:
     """Yield three runs of every kind and architecture, with the optimizers in turn.
 
-    A held-out run shares neither variant nor seed with a tuning run of its kind, nor, where the kind makes
-    sense on more than one, the architecture.
+    The held-out half has the variants the other way round: on an architecture that a variant was not
+    tuned on, where the kind makes sense on more than one.
     """
     for place, kind in enumerate(KINDS):
-        for architecture in kind.split[HALVES.index(half)]:
-            for number, seed in enumerate(SEEDS[half]):
-                optimizer = kind.optimizers[(place + number) % len(kind.optimizers)]
-                yield Planned(half, architecture, kind.name, VARIANT[half], optimizer, seed)
+        for variant, group in GROUP[half].items():
+            for architecture in kind.split[group]:
+                for number, seed in enumerate(SEEDS[half][variant]):
+                    optimizer = kind.optimizers[(place + number) % len(kind.optimizers)]
+                    yield Planned(half, architecture, kind.name, variant, optimizer, seed)
 
 
 def _healthy(half: str) -> Iterator[Planned]:
-    """Yield the healthy runs, three seeds each.
+    """Yield the healthy runs.
 
-    Architectures, optimizers and rates are split like the squares of a chessboard: a held-out run has
-    another combination of the three, as well as another seed, than any tuning run.
+    In the tuning half, combinations of architecture, optimizer and rate have one of two sets of seeds, like
+    the colours of a chessboard. The held-out half has all of them with others, and rates in between.
     """
-    cells = product(enumerate(ARCHITECTURES), enumerate(OPTIMIZERS), enumerate(FACTORS))
+    factors = TUNED if half == "tuning" else FACTORS
+    cells = product(enumerate(ARCHITECTURES), enumerate(OPTIMIZERS), enumerate(factors))
     for (i, architecture), (j, optimizer), (k, factor) in cells:
-        if (i + j + k) % 2 == HALVES.index(half):
-            for seed in SEEDS[half]:
-                yield Planned(half, architecture, HEALTHY, factor, optimizer, seed)
+        for seed in HEALTHY_SEEDS[half][(i + j + k) % 2]:
+            yield Planned(half, architecture, HEALTHY, factor, optimizer, seed)
