@@ -7,12 +7,13 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.request import urlopen
 
 import matplotlib as mpl
 import pytest
-from torch.distributed import run as torchrun
 
 from cockpit import CockpitWarning, open_run
 from cockpit.cli import main
@@ -30,8 +31,8 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 START = (ROOT / "docs/start.md").read_text(encoding="utf-8")
-STAYS = {"serve", "demo"}
-"""Commands that stay until Ctrl-C, or train for minutes: it is read whether they are understood."""
+LONG = {"demo"}
+"""Commands that train for minutes and have tests of their own: it is read whether they are understood."""
 
 ELSEWHERE = {"ssh"}
 """Programs of others, which say nothing of this package."""
@@ -81,8 +82,10 @@ def test_a_command_works(
             with pytest.raises(SystemExit) as ended:
                 main(arguments)
             assert ended.value.code == 0
-        elif arguments[0] in STAYS:
+        elif arguments[0] in LONG:
             assert _parser().parse_args(arguments)
+        elif arguments[0] == "serve":
+            serve(arguments, request.getfixturevalue("runs"))
         else:
             monkeypatch.chdir(request.getfixturevalue("runs"))
             once = ["--once"] if arguments[0] == "watch" else []
@@ -95,9 +98,33 @@ def test_a_command_works(
     elif program in ("python", ".venv/bin/python"):
         python(*arguments)
     elif program == "torchrun":
-        torchrun.get_args_parser().parse_args(arguments)
+        train_on_processes(arguments, SHOWN[words], request.getfixturevalue("tmp_path"))
     else:
         assert program in ELSEWHERE, f"{SHOWN[words]}: nobody has said how to check {program!r}"
+
+
+def serve(arguments: Sequence[str], folder: Path) -> None:
+    """Serve until the page has been read, at a port that is free whatever the page says."""
+    command = [sys.executable, "-m", "cockpit", *arguments, "--port", "0"]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            said = next(line for line in server.stdout if "http://" in line)
+            (address,) = re.findall(r"http://\S+", said)
+            with urlopen(address.replace("0.0.0.0", "127.0.0.1"), timeout=30) as answer:
+                assert answer.status == 200
+        finally:
+            server.terminate()
+
+
+def train_on_processes(arguments: Sequence[str], page: Path, folder: Path) -> None:
+    """Run the script that the page shows above."""
+    (script, *_) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), flags=re.S)
+    (folder / "train.py").write_text(script, encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", *arguments]
+    subprocess.run(command, cwd=folder, check=True, timeout=180)
+    (log,) = folder.rglob("*.db")
+    assert len(open_run(log).steps) > 1
 
 
 def make(target: str) -> None:
