@@ -14,7 +14,16 @@ import numpy as np
 from benchmarks.cases import ECONOMY
 from benchmarks.costs import PLAIN, peak_of, prepared
 from benchmarks.measuring import interleaved
-from benchmarks.networks import BATCH_SIZE, Problem, Training, dense, gpt2, mlp, three_c_three_d
+from benchmarks.networks import (
+    BATCH_SIZE,
+    Problem,
+    Training,
+    deep,
+    dense,
+    gpt2,
+    mlp,
+    three_c_three_d,
+)
 from benchmarks.tables import Aim, Section, Table
 from cockpit import configuration
 from cockpit.profiling.figures import Figure, ratios
@@ -244,6 +253,14 @@ COPIES = (
     "economy keeps the parameters of the start and those before the update, and in the plain step the "
     "outputs of the layers, which grow less, count for more"
 )
+PAIRS = (
+    "it is made of the products of all pairs of samples as long as these are fewer than the elements of the "
+    "layer's weight, and grows like g and the products with it from there on"
+)
+PRODUCTS = (
+    "it is a product of every weight with the inputs of its layer, as the forward pass is, and of the plain step "
+    "the parts that grow less count for more: activations, norms, the softmax over the vocabulary"
+)
 REASONS = {
     **dict.fromkeys(("DistanceFromStart", "GradientNorms", "UpdateNorms"), ELEMENTS),
     "memory": COPIES,
@@ -251,7 +268,14 @@ REASONS = {
 """Why needs grow faster than the plain step, whatever grows."""
 
 CURVES = (
-    Curve("Batch size, MLP 784-1000-500-100-10", "samples", (32, 64, 128, 256, 512, 1024), mlp, 15),
+    Curve(
+        "Batch size, MLP 784-1000-500-100-10",
+        "samples",
+        (32, 64, 128, 256, 512, 1024),
+        mlp,
+        15,
+        reasons={"DotMean": PAIRS},
+    ),
     Curve("Batch size, 3c3d", "samples", (32, 64, 128, 256, 512, 1024), three_c_three_d, 3),
     Curve(
         f"Width: 784-w-w-w-10, batch {BATCH_SIZE}",
@@ -263,7 +287,7 @@ CURVES = (
         f"Depth: layers of width 512, batch {BATCH_SIZE}",
         "layers",
         (4, 8, 16, 32, 64),
-        lambda depth: dense(BATCH_SIZE, (*[512] * depth, 10)),
+        lambda depth: deep(BATCH_SIZE, depth, 512),
     ),
     Curve(
         "Context: GPT-2 with 4 layers of width 128, batch 4",
@@ -279,5 +303,6 @@ CURVES = (
         lambda width: gpt2(4, layers=12, heads=12, width=width, context=64, vocabulary=50_257),
         1,
         by_parameters=True,
+        reasons=dict.fromkeys(("DotUpdate", "DotPreviousUpdate", "DotMean"), PRODUCTS),
     ),
 )
