@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -58,18 +60,34 @@ def test_without_the_extra_its_name_is_said(folder: Path, monkeypatch: pytest.Mo
         dashboard.start(folder)
 
 
-def start(*words: str, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "cockpit", *words],
+COMMAND = """
+import signal, sys
+from cockpit.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(main(sys.argv[1:]))
+"""
+"""The command, which hears Ctrl-C: shells have what they start in the background ignore it, these tests and all that
+they start."""
+
+
+@contextmanager
+def started(*words: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
     )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_the_command_serves_until_ctrl_c(folder: Path) -> None:
-    with start(
+    with started(
         "serve", str(folder), "--port", "0", COCKPIT_TOKEN="correct-horse-battery"
     ) as process:
         lines = [process.stdout.readline() for _ in range(3)]
@@ -111,7 +129,7 @@ def test_ports_are_checked(port: str, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_demonstration_shows_its_training(tmp_path: Path) -> None:
-    with start(
+    with started(
         "demo",
         "--serve",
         "--quick",
