@@ -75,7 +75,7 @@ def test_every_kind_and_architecture_has_three_seeds() -> None:
             if plan.kind != HEALTHY:
                 key = plan.kind, plan.variant, plan.architecture
                 seeds.setdefault(key, set()).add(plan.seed)
-        assert all(found == set(SEEDS[half][variant]) for (_, variant, _), found in seeds.items())
+        assert all(found == set(SEEDS[variant]) for (_, variant, _), found in seeds.items())
 
 
 def test_the_halves_share_nothing() -> None:
@@ -86,9 +86,11 @@ def test_the_halves_share_nothing() -> None:
             {(p.variant, p.architecture) for p in half if p.kind == kind.name}
             for half in (tuning, held_out)
         )
-        assert {variant for variant, _ in first} == {variant for variant, _ in second} == {"a", "b"}
-        # What makes sense on one architecture only has its variants there in both halves.
-        assert not first & second or len({architecture for _, architecture in first | second}) == 1
+        assert {variant for variant, _ in first} == {"a", "b"}
+        assert {variant for variant, _ in second} == {"c"}
+        assert {architecture for _, architecture in first} == {a for _, a in second}
+        changes = {kind.a, kind.b, kind.c}
+        assert len(changes) == 3
 
 
 def test_every_healthy_combination_is_there() -> None:
@@ -140,9 +142,10 @@ def test_the_best_rate_is_in_the_middle_of_the_good_ones() -> None:
 def each_fault() -> list[Any]:
     """Return every variant of every kind, on the first of its architectures."""
     first: dict[tuple[str, str], Planned] = {}
-    for plan in planned("tuning"):
-        if plan.kind != HEALTHY:
-            first.setdefault((plan.kind, plan.variant), plan)
+    for half in HALVES:
+        for plan in planned(half):
+            if plan.kind != HEALTHY:
+                first.setdefault((plan.kind, plan.variant), plan)
     return [pytest.param(plan, id="-".join(key)) for key, plan in first.items()]
 
 
@@ -154,15 +157,18 @@ def outcome(setup: Setup) -> tuple[Any, ...]:
     model, probes = setup.model, (0, 25, 130, 134, 148, 199)
     setup.prepare(model, 100)
     with torch.no_grad():
-        x = setup.inputs(134, setup.data.x[places[1]])
-        outputs = model(x)
-        losses = setup.losses(outputs, setup.targets(134, setup.data.y[places[1]]))
+        outputs, y = model(setup.inputs(134, setup.data.x[places[1]])), setup.data.y[places[1]]
+        outputs = 5 * outputs  # as large as they are later
+        losses = [
+            setup.losses(outputs, setup.targets(step, y)) for step in (134, 133, 132, 131, 128)
+        ]
+        means = [float(setup.reduce(of_step)) for of_step in losses]
     groups = [
         [(len(group["params"]), group["lr"], group["weight_decay"]) for group in one.param_groups]
         for one in setup.optimizers(setup)
     ]
     return (
-        *(len(places[0]), losses.shape, float(setup.reduce(losses)), setup.clip, setup.steps),
+        *(len(places[0]), losses[0].shape, means, setup.clip, setup.steps),
         *(places[0].tolist(), groups, setup.rate, model.training),
         *([setup.schedule(step) for step in probes], [setup.zeroes(step) for step in probes]),
         [setup.updates(step) for step in probes],
@@ -171,7 +177,17 @@ def outcome(setup: Setup) -> tuple[Any, ...]:
         [name for name, _ in model.named_modules()],
         setup.after_backward.__code__.co_code,
         setup.data.x.float().nan_to_num(-99.0).abs().sum().item(),
+        after_an_update(setup),
     )
+
+
+@torch.no_grad()
+def after_an_update(setup: Setup) -> float:
+    """Return the sum of a parameter after it was changed and the next step was prepared."""
+    parameter = next(setup.model.parameters())
+    parameter.add_(1)
+    setup.prepare(setup.model, 101)
+    return float(parameter.sum())
 
 
 @pytest.mark.parametrize("plan", each_fault())
@@ -181,8 +197,9 @@ def test_a_fault_changes_the_training(plan: Planned) -> None:
     healthy = Setup(plan.architecture, plan.optimizer, rate, plan.seed)
     assert repr(outcome(setup)) != repr(outcome(healthy))
     assert 0 <= injected.step < setup.steps
-    modules = dict(setup.model.named_modules())
-    assert all(place in modules or place.startswith("sample ") for place in injected.places)
+    there = {name for name, _ in setup.model.named_modules()}
+    there |= {name for name, _ in setup.model.named_parameters()}
+    assert all(place in there or place.startswith("sample ") for place in injected.places)
 
 
 def gradients(setup: Setup) -> dict[str, Tensor | None]:
@@ -195,7 +212,7 @@ def applied(kind: str, variant: str, architecture: str, optimizer: str = "sgd") 
     return Planned("tuning", architecture, kind, variant, optimizer, 0).setup()[0]
 
 
-@pytest.mark.parametrize("variant", ["a", "b"])
+@pytest.mark.parametrize("variant", ["a", "b", "c"])
 def test_detached_layers_get_no_gradient(variant: str) -> None:
     setup = applied("detached", variant, "mlp")
     grads = gradients(setup)
@@ -213,8 +230,9 @@ def test_vanishing_and_exploding_gradients() -> None:
 
     healthy = ratio(setup_of())
     assert ratio(applied("vanishing", "a", "mlp")) < 1e-3 * healthy
-    assert ratio(applied("vanishing", "b", "mlp")) < 1e-2 * healthy
-    for variant in "ab":
+    for variant in "bc":
+        assert ratio(applied("vanishing", variant, "mlp")) < 1e-2 * healthy
+    for variant in "abc":
         exploding = gradients(applied("exploding", variant, "mlp"))["fc1.weight"]
         plain = gradients(setup_of())["fc1.weight"]
         assert exploding is not None
@@ -222,7 +240,9 @@ def test_vanishing_and_exploding_gradients() -> None:
         assert exploding.norm() > 100 * plain.norm()
 
 
-@pytest.mark.parametrize(("variant", "name", "share"), [("a", "act2", 0.9), ("b", "act1", 0.75)])
+@pytest.mark.parametrize(
+    ("variant", "name", "share"), [("a", "act2", 0.9), ("b", "act1", 0.75), ("c", "act3", 0.6)]
+)
 def test_dead_units_never_fire(variant: str, name: str, share: float) -> None:
     setup = applied("dead-units", variant, "mlp")
     seen: list[Tensor] = []
@@ -238,8 +258,23 @@ def test_symmetric_units_get_the_same_gradient() -> None:
     torch.testing.assert_close(grads, grads[:1].expand_as(grads))
 
 
+@pytest.mark.parametrize("architecture", ["mlp", "cnn"])
+def test_copies_of_units_stay_copies(architecture: str) -> None:
+    setup = applied("symmetric-units", "c", architecture)
+    weight = next(setup.model.parameters())
+    own = len(weight) // 4
+    for _ in range(3):
+        gradients(setup)
+        with torch.no_grad():
+            for parameter in setup.model.parameters():
+                assert parameter.grad is not None
+                parameter -= 0.1 * parameter.grad
+    assert not torch.equal(weight[0], weight[1])
+    torch.testing.assert_close(weight[own:], weight[:own].repeat(3, *[1] * (weight.dim() - 1)))
+
+
 @pytest.mark.parametrize("architecture", ["mlp", "transformer"])
-@pytest.mark.parametrize("variant", ["a", "b"])
+@pytest.mark.parametrize("variant", ["a", "b", "c"])
 def test_samples_leak(variant: str, architecture: str) -> None:
     setup = applied("leaking", variant, architecture)
     setup.model.eval()
@@ -251,7 +286,7 @@ def test_samples_leak(variant: str, architecture: str) -> None:
     assert not torch.allclose(before[0], after[0], atol=1e-6)
 
 
-@pytest.mark.parametrize("variant", ["a", "b"])
+@pytest.mark.parametrize("variant", ["a", "b", "c"])
 def test_only_some_labels_are_wrong(variant: str) -> None:
     setup, healthy = applied("labels-partly-wrong", variant, "mlp"), setup_of()
     wrong = setup.data.y != healthy.data.y
@@ -277,6 +312,32 @@ def test_the_step_of_a_bad_sample_is_that_of_its_batch() -> None:
         assert bool(hit) == (step == injected.step)
 
 
+def test_the_rate_is_halved_where_the_loss_stays() -> None:
+    setup = applied("stalled", "c", "mlp")
+    rates_seen = []
+    for loss in (3.0, 2.0, 2.0, 2.5, 1.9, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0):
+        assert float(setup.reduce(torch.tensor([loss, loss]))) == pytest.approx(loss)
+        rates_seen.append(setup.schedule(0))
+    assert rates_seen == [1.0] * 7 + [0.5] * 3 + [0.25]
+
+
+@pytest.mark.parametrize("architecture", ["mlp", "transformer"])
+def test_a_mean_over_all_samples_is_a_part_of_the_mean(architecture: str) -> None:
+    setup = applied("wrong-reduction", "c", architecture)
+    losses = torch.rand(setup.batch_size)
+    share = setup.batch_size / len(setup.data.x)
+    assert float(setup.reduce(losses)) == pytest.approx(share * float(losses.mean()))
+
+
+def test_a_window_shuffles_near_by() -> None:
+    setup = applied("no-shuffling", "c", "mlp")
+    batches = setup.order(setup.data, setup.batch_size, torch.Generator().manual_seed(0))
+    epoch = [next(batches) for _ in range(len(setup.data.y) // setup.batch_size)]
+    assert len(torch.cat(epoch).unique()) == torch.cat(epoch).numel()
+    assert max(len(setup.data.y[places].unique()) for places in epoch) <= 3
+    assert any((setup.data.y[places].diff() < 0).any() for places in epoch)
+
+
 def test_weights_decay_by_a_share_of_themselves() -> None:
     for optimizer in OPTIMIZERS:
         setup = applied("weight-decay", "b", "mlp", optimizer)
@@ -290,6 +351,8 @@ def test_imbalanced_classes() -> None:
     assert counts[0] > 0.95 * counts.sum()
     counts = applied("class-imbalance", "b", "cnn").data.y.bincount(minlength=10)
     assert counts[0] > 2 * counts[1] > 4 * counts[2]
+    counts = applied("class-imbalance", "c", "cnn").data.y.bincount(minlength=10)
+    assert 0.87 * counts.sum() < counts[3] < 0.93 * counts.sum()
 
 
 def test_a_healthy_training_learns_and_faults_of_the_rate_do_not(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a kind of fault is: two functions that change a training, and what should be said of it."""
+"""What a kind of fault is: three functions that change a training, and what should be said of it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ class Kind:
         rule: Name of the doctor's rule that should be the first to be named.
         a: One variant.
         b: Another one.
-        split: The architectures on which the rules know variant a, and those on which they know b. Where it
-            makes sense on one only, that is in both.
+        c: A third one, for all of the architectures.
+        split: The architectures of variant a, and those of variant b. Where it makes sense on one only, that
+            is in both.
         also: Names of other rules that name the cause as well.
         optimizers: Those with which it makes sense.
         baselines: The rules of the baselines whose names name the kind.
@@ -46,10 +47,20 @@ class Kind:
     rule: str
     a: Change
     b: Change
+    c: Change
     split: tuple[tuple[str, ...], tuple[str, ...]]
     also: tuple[str, ...] = ()
     optimizers: tuple[str, ...] = OPTIMIZERS
     baselines: tuple[str, ...] = ()
+
+    def change(self, variant: str) -> Change:
+        """Return what a variant changes."""
+        return {"a": self.a, "b": self.b, "c": self.c}[variant]
+
+    def architectures(self, variant: str) -> tuple[str, ...]:
+        """Return the architectures that a variant is for."""
+        first, second = self.split
+        return {"a": first, "b": second, "c": tuple(dict.fromkeys((*first, *second)))}[variant]
 
     @property
     def named(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from benchmarks.faults.data import Data
 from benchmarks.faults.fault import Change, Injected
 from benchmarks.faults.models import layers
-from benchmarks.faults.of_signals import replace
+from benchmarks.faults.of_signals import after_the_middle, replace
 from benchmarks.faults.training import Setup
 
 
@@ -26,6 +26,14 @@ def bytes_(setup: Setup) -> Injected:
 def unscaled(setup: Setup) -> Injected:
     """Give inputs of mean 0 that are 50 times as large as they should be."""
     setup.data.each_input(lambda x: 50 * x)
+    return first(setup)
+
+
+def constants_of_another_unit(setup: Setup) -> Injected:
+    """Leave the pixels in 0 to 255, and standardise them with constants that are for 0 to 1."""
+    x, low, high = setup.data.x, setup.data.x.min(), setup.data.x.max()
+    mean, std = (x.mean() - low) / (high - low), x.std() / (high - low)
+    setup.data.each_input(lambda x: (255 * (x - low) / (high - low) - mean) / std)
     return first(setup)
 
 
@@ -47,6 +55,13 @@ def one_feature(setup: Setup) -> Injected:
     return first(setup)
 
 
+def divided_twice(setup: Setup) -> Injected:
+    """Divide pixels between 0 and 1 by 255 once more."""
+    low, high = setup.data.x.min(), setup.data.x.max()
+    setup.data.each_input(lambda x: (x - low) / (high - low) / 255)
+    return first(setup)
+
+
 def first(setup: Setup) -> Injected:
     """Return the first layer."""
     return Injected((layers(setup.model)[0][0],))
@@ -64,6 +79,11 @@ def shuffled_in_the_batch(setup: Setup) -> None:
     setup.targets = lambda step, y: y[torch.randperm(len(y), generator=draw)]
 
 
+def off_by_one(setup: Setup) -> None:
+    """Give every sample the label of the one before: one of two files has a header that is skipped."""
+    setup.data.y = setup.data.y.roll(1, 0)
+
+
 def partly_random(setup: Setup) -> Injected:
     """Give a fifth of the samples random labels."""
     return _wrong(setup, 0.2, lambda y, draw: torch.randint(10, y.shape, generator=draw))
@@ -72,6 +92,11 @@ def partly_random(setup: Setup) -> Injected:
 def partly_swapped(setup: Setup) -> Injected:
     """Give a third of the samples the label that comes after theirs."""
     return _wrong(setup, 0.33, lambda y, draw: (y + 1) % 10)
+
+
+def partly_missing(setup: Setup) -> Injected:
+    """Give a quarter of the samples class 0, as which a missing label is read."""
+    return _wrong(setup, 0.25, lambda y, draw: torch.zeros_like(y))
 
 
 def _wrong(
@@ -107,6 +132,14 @@ def in_blocks(data: Data, batch_size: int, draw: torch.Generator) -> Iterator[Te
             yield from block.split(batch_size)[: len(block) // batch_size]
 
 
+def in_a_window(data: Data, batch_size: int, draw: torch.Generator) -> Iterator[Tensor]:
+    """Yield the samples in the order of their targets, each up to 300 places later."""
+    places = _sorted(data)
+    while True:
+        late = torch.arange(len(places)) + 300 * torch.rand(len(places), generator=draw)
+        yield from places[late.argsort()].split(batch_size)[: len(places) // batch_size]
+
+
 def unshuffled(setup: Setup) -> None:
     """Take the samples in the order of their targets."""
     setup.order = by_class
@@ -117,6 +150,11 @@ def shuffled_in_blocks(setup: Setup) -> None:
     setup.order = in_blocks
 
 
+def shuffled_in_a_window(setup: Setup) -> None:
+    """Shuffle a stream of sorted samples within a window of 300."""
+    setup.order = in_a_window
+
+
 def one_class_mostly(setup: Setup) -> None:
     """Train on data of which 97 % are of one class."""
     _imbalanced(setup, lambda classes: torch.where(classes == 0, 1.0, 0.03 / 9 * 1.03))
@@ -125,6 +163,11 @@ def one_class_mostly(setup: Setup) -> None:
 def long_tail(setup: Setup) -> None:
     """Train on data in which every class is a third as frequent as the one before."""
     _imbalanced(setup, lambda classes: 0.3**classes)
+
+
+def nine_of_ten(setup: Setup) -> None:
+    """Train on data of which 90 % are of class 3."""
+    _imbalanced(setup, lambda classes: torch.where(classes == 3, 0.9, 0.1 / 9))
 
 
 def _imbalanced(setup: Setup, weight: Callable[[Tensor], Tensor]) -> None:
@@ -146,6 +189,14 @@ def few_samples(count: int) -> Change:
     return change
 
 
+def repeated(setup: Setup) -> None:
+    """Train on a table in which 100 samples stand 40 times each."""
+    setup.data.x, setup.data.y = (
+        value[:100].repeat(40, *[1] * (value.dim() - 1)) for value in (setup.data.x, setup.data.y)
+    )
+    setup.steps = 400
+
+
 def tiny(setup: Setup) -> None:
     """Train a model with one or two units in every layer."""
     if setup.architecture == "cnn":
@@ -162,6 +213,12 @@ def drowned_in_dropout(setup: Setup) -> None:
     for name, module in list(model.named_children()):
         if name.startswith("act"):
             setattr(model, name, nn.Sequential(module, nn.Dropout(0.9)))
+
+
+def drowned_in_noise(setup: Setup) -> None:
+    """Augment with noise that is far larger than the inputs."""
+    draw = torch.Generator().manual_seed(setup.seed)
+    setup.inputs = lambda step, x: x + 2 * torch.randn(x.shape, generator=draw)
 
 
 def one_sample(setup: Setup) -> int:
@@ -206,3 +263,17 @@ def constant_sample(setup: Setup) -> Injected:
     setup.data.x = x
     setup.model = nn.Sequential(OrderedDict(standardised=Standardised(), net=setup.model))
     return Injected(("standardised",), step_of(setup, place))
+
+
+class Logarithm(nn.Module):
+    """Takes the logarithm, with nothing added that would keep it from 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logarithms."""
+        return x.log()
+
+
+def logarithm(setup: Setup) -> Injected:
+    """Take the logarithm of activations, some of which are 0."""
+    _, activation = after_the_middle(setup, logarithm=Logarithm())
+    return Injected((activation,))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from benchmarks.faults.fault import Change, Injected
 from benchmarks.faults.models import after, layers, part
-from benchmarks.faults.of_signals import ACTIVATIONS
+from benchmarks.faults.of_signals import ACTIVATIONS, followed, put
 from benchmarks.faults.training import Setup
 
 
@@ -28,6 +28,12 @@ double_softmax = before_the_loss(lambda outputs: outputs.softmax(-1))
 sigmoid_before = before_the_loss(torch.sigmoid)
 relu_before = before_the_loss(torch.relu)
 tanh_before = before_the_loss(torch.tanh)
+clamped_before = before_the_loss(lambda outputs: outputs.clamp(-1, 1))
+
+
+def softmax_last(setup: Setup) -> None:
+    """End the model with a softmax, which the loss has already."""
+    followed(setup, nn.Softmax(-1))
 
 
 def likelihood(of: Callable[[Tensor], Tensor]) -> Change:
@@ -46,6 +52,7 @@ def likelihood(of: Callable[[Tensor], Tensor]) -> Change:
 
 of_scores = likelihood(lambda outputs: outputs)
 of_probabilities = likelihood(lambda outputs: outputs.softmax(-1))
+of_log_sigmoids = likelihood(F.logsigmoid)
 
 
 def summed(setup: Setup) -> None:
@@ -59,6 +66,12 @@ def divided_twice(setup: Setup) -> None:
     setup.reduce = lambda losses: losses.mean() / size
 
 
+def divided_by_all(setup: Setup) -> None:
+    """Divide the sum by the number of all samples, in the place of those of the batch."""
+    count = len(setup.data.x)
+    setup.reduce = lambda losses: losses.sum() / count
+
+
 def target_without_column(setup: Setup) -> None:
     """Compare outputs `[N, 1]` with targets `[N]`."""
     setup.losses = lambda outputs, y: (outputs - y.squeeze(1)).square()
@@ -67,6 +80,11 @@ def target_without_column(setup: Setup) -> None:
 def output_without_column(setup: Setup) -> None:
     """Compare outputs `[N]` with targets `[N, 1]`."""
     setup.losses = lambda outputs, y: (outputs.squeeze(1) - y).square()
+
+
+def mean_over_targets(setup: Setup) -> None:
+    """Compare outputs `[N, 1]` with targets `[N]`, and take the mean over what should be the one output."""
+    setup.losses = lambda outputs, y: (outputs - y.squeeze(1)).square().mean(1)
 
 
 class Detached(nn.Module):
@@ -99,7 +117,7 @@ def detached(setup: Setup) -> Injected:
     found = [name for name, _ in layers(setup.model)]
     at = len(found) // 2
     name = after(setup.model, found[at], ACTIVATIONS)
-    _put(setup.model, name, Detached(part(setup.model, name)))
+    put(setup.model, name, Detached(part(setup.model, name)))
     return Injected(tuple(found[: at + 1]))
 
 
@@ -107,10 +125,13 @@ def untracked(setup: Setup) -> Injected:
     """Compute a layer in the middle without a graph."""
     found = [name for name, _ in layers(setup.model)]
     at = len(found) // 2
-    _put(setup.model, found[at], Untracked(part(setup.model, found[at])))
+    put(setup.model, found[at], Untracked(part(setup.model, found[at])))
     return Injected((*found[:at], f"{found[at]}.layer", found[at]))
 
 
-def _put(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, last = name.rpartition(".")
-    setattr(part(model, parent), last, module)
+def features_detached(setup: Setup) -> Injected:
+    """Hand the features to the last layer as numbers, so that it alone learns."""
+    found = [name for name, _ in layers(setup.model)]
+    name = after(setup.model, found[-1], ACTIVATIONS)
+    put(setup.model, name, Detached(part(setup.model, name)))
+    return Injected(tuple(found))

@@ -66,6 +66,14 @@ def small_gains(setup: Setup) -> Injected:
     return Injected(tuple(names[: len(names) // 2]))
 
 
+def small_normal(setup: Setup) -> Injected:
+    """Initialise a deep model with a standard deviation of 0.02, which suits layers that are far wider."""
+    names = deep(setup, 6, nn.ReLU)
+    for name in names:
+        nn.init.normal_(part(setup.model, name).weight, std=0.02)
+    return Injected(tuple(names[: len(names) // 2]))
+
+
 def large_gains(setup: Setup) -> Injected:
     """Initialise every layer of a deep model with weights that are too large."""
     names = deep(setup, 8, nn.ReLU)
@@ -79,6 +87,14 @@ def amplified(setup: Setup) -> Injected:
     names = deep(setup, 5, nn.ReLU)
     for name in names:
         nn.init.normal_(part(setup.model, name).weight)
+    return Injected((*names, "head"))
+
+
+def uniform_weights(setup: Setup) -> Injected:
+    """Initialise a deep model with numbers between -0.5 and 0.5."""
+    names = deep(setup, 8, nn.ReLU)
+    for name in names:
+        nn.init.uniform_(part(setup.model, name).weight, -0.5, 0.5)
     return Injected((*names, "head"))
 
 
@@ -105,6 +121,13 @@ def dead_from_the_start(setup: Setup) -> Injected:
     """Begin with a negative bias in the first layer, in which three of four units die."""
     name, _ = layers(setup.model)[0]
     shift(setup.model, name, -12.0, 0.75)
+    return Injected((name, after(setup.model, name, nn.ReLU), *_norm(setup.model, name)))
+
+
+def dead_at_the_end(setup: Setup) -> Injected:
+    """Begin with a negative bias in three of five units of the last hidden layer."""
+    name, _ = layers(setup.model)[-1]
+    shift(setup.model, name, -6.0, 0.6)
     return Injected((name, after(setup.model, name, nn.ReLU), *_norm(setup.model, name)))
 
 
@@ -137,6 +160,17 @@ def dormant_at_first(setup: Setup) -> Injected:
     return Injected((name, after(setup.model, name, ACTIVATIONS)))
 
 
+@torch.no_grad()
+def dormant_at_the_end(setup: Setup) -> Injected:
+    """Begin with the last hidden layer of a pruned model, in which three of four units have no weights to speak of."""
+    name, layer = layers(setup.model)[-1]
+    count = 3 * len(layer.weight) // 4
+    layer.weight[:count] *= 3e-4
+    layer.bias[:count] = 0
+    _outgoing(setup.model, name, count, 3e-4)
+    return Injected((name, after(setup.model, name, ACTIVATIONS)))
+
+
 def _outgoing(model: nn.Module, name: str, count: int, factor: float) -> None:
     """Multiply the weights from the first units of a layer to the next one."""
     names = [known for known, _ in layers(model)] + ["head"]
@@ -162,6 +196,28 @@ def saturated_sigmoid(setup: Setup) -> Injected:
     layer.bias.fill_(12.0)
     layer.bias[::2] = -12.0
     return Injected((name, after(setup.model, name, nn.Sigmoid)))
+
+
+def saturated_by_normal(setup: Setup) -> Injected:
+    """Use tanh, and initialise every layer but the last with a standard normal distribution."""
+    names = replace(setup, activation=nn.Tanh)
+    for name in names:
+        nn.init.normal_(part(setup.model, name).weight)
+    return Injected((*names, *(after(setup.model, name, nn.Tanh) for name in names)))
+
+
+def last_normal(setup: Setup) -> Injected:
+    """Initialise the last hidden layer with a standard deviation of 3."""
+    name, layer = layers(setup.model)[-1]
+    nn.init.normal_(layer.weight, std=3.0)
+    return Injected((name, after(setup.model, name, ACTIVATIONS)))
+
+
+def first_small(setup: Setup) -> Injected:
+    """Initialise the first layer with a standard deviation of 0.0001."""
+    name, layer = layers(setup.model)[0]
+    nn.init.normal_(layer.weight, std=1e-4)
+    return Injected((name, after(setup.model, name, ACTIVATIONS)))
 
 
 def one_layer_times(factor: float) -> Change:
@@ -216,6 +272,20 @@ def symmetric_layer(setup: Setup) -> Injected:
 
 
 @torch.no_grad()
+def widened(setup: Setup) -> Injected:
+    """Widen the first layer to four times its width by copies of its units, without noise."""
+    name, layer = layers(setup.model)[0]
+    following = layers(setup.model)[1][1]
+    own = len(layer.weight) // 4
+    layer.weight.copy_(layer.weight[:own].repeat(4, *[1] * (layer.weight.dim() - 1)))
+    layer.bias.copy_(layer.bias[:own].repeat(4))
+    following.weight.copy_(
+        following.weight[:, :own].repeat(1, 4, *[1] * (following.weight.dim() - 2))
+    )
+    return Injected((name, after(setup.model, name, ACTIVATIONS)))
+
+
+@torch.no_grad()
 def large_head(setup: Setup) -> Injected:
     """Initialise the last layer so that scores have a standard deviation of 6."""
     head = part(setup.model, "head")
@@ -228,6 +298,12 @@ def large_head(setup: Setup) -> Injected:
 def sure_head(setup: Setup) -> Injected:
     """Begin with a bias that is sure of two classes."""
     part(setup.model, "head").bias[:2] = 15.0
+    return Injected(("head",))
+
+
+def random_head(setup: Setup) -> Injected:
+    """Draw the biases of the last layer from a normal distribution of standard deviation 4."""
+    nn.init.normal_(part(setup.model, "head").bias, std=4.0)
     return Injected(("head",))
 
 
@@ -245,6 +321,29 @@ def no_norms_deep(setup: Setup) -> None:
     replace(setup, norm=lambda width: nn.Identity(), **count)
     for _, layer in layers(setup.model):
         scale(layer, 2.0)
+
+
+def no_norms_he(setup: Setup) -> None:
+    """Leave the norms out, and initialise as He et al. (2015) do, who had no shortcuts in mind."""
+    count = {"resnet": {"blocks": 8}, "transformer": {"layers": 5}}[setup.architecture]
+    replace(setup, norm=lambda width: nn.Identity(), **count)
+    for _, layer in layers(setup.model):
+        nn.init.kaiming_normal_(layer.weight)
+
+
+def put(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Put a module into the place of another."""
+    parent, _, last = name.rpartition(".")
+    setattr(part(model, parent), last, module)
+
+
+def after_the_middle(setup: Setup, **more: nn.Module) -> tuple[str, str]:
+    """Put a module behind the activation in the middle; return the names of the layer and of the activation."""
+    name, _ = middle(setup)
+    activation = after(setup.model, name, ACTIVATIONS)
+    both = OrderedDict(activation=part(setup.model, activation), **more)
+    put(setup.model, activation, nn.Sequential(both))
+    return name, activation
 
 
 def followed(setup: Setup, last: nn.Module) -> Injected:
@@ -270,6 +369,14 @@ class Reshaped(nn.Module):
         return x.reshape(width, n, *x.shape[2:]).transpose(0, 1)
 
 
+class OverEverything(nn.Module):
+    """Standardises over all samples and features, where each sample was meant."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return an output of mean 0 and standard deviation 1."""
+        return (x - x.mean()) / (x.std() + 1e-5)
+
+
 def norm_last(setup: Setup) -> Injected:
     """Put a norm without a scale of its own after the last layer."""
     return followed(setup, nn.LayerNorm(setup.data.classes, elementwise_affine=False))
@@ -280,6 +387,11 @@ def batch_norm_last(setup: Setup) -> Injected:
     return followed(setup, nn.BatchNorm1d(setup.data.classes, affine=False))
 
 
+def root_mean_square_last(setup: Setup) -> Injected:
+    """Divide the scores of a sample by the root of the mean of their squares."""
+    return followed(setup, nn.RMSNorm(setup.data.classes, elementwise_affine=False))
+
+
 def mean_over_batch(setup: Setup) -> Injected:
     """Centre the scores over the batch in the place of the classes."""
     return followed(setup, OverTheBatch())
@@ -288,6 +400,11 @@ def mean_over_batch(setup: Setup) -> Injected:
 def mixed_samples(setup: Setup) -> Injected:
     """Mix the samples by a reshape in the place of a transposition."""
     return followed(setup, Reshaped())
+
+
+def standardised_together(setup: Setup) -> Injected:
+    """Standardise the features in the middle of the model over the batch as well."""
+    return Injected(after_the_middle(setup, standardised=OverEverything()))
 
 
 @torch.no_grad()
@@ -301,6 +418,13 @@ def sharper_attention(setup: Setup) -> Injected:
     """Begin with weights of queries and keys that are 6 times as large, in the first block 30 times."""
     _attention(setup, 6.0)
     return _attention(setup, 5.0, 1)
+
+
+def normal_attention(setup: Setup) -> Injected:
+    """Initialise queries, keys and values of the last block with a standard normal distribution."""
+    name = attentions(setup.model)[-1]
+    nn.init.normal_(part(setup.model, name).in_proj_weight)
+    return Injected((name,))
 
 
 def _attention(setup: Setup, factor: float, blocks: int | None = None) -> Injected:

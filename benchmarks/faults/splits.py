@@ -14,15 +14,11 @@ from benchmarks.faults.kinds import BY_NAME, KINDS
 from benchmarks.faults.training import ARCHITECTURES, OPTIMIZERS, Setup
 
 HALVES = "tuning", "held-out"
-SEEDS: dict[str, dict[str, tuple[int, ...]]] = {
-    "tuning": {"a": (0, 1, 2), "b": (3, 4, 5)},
-    "held-out": {"a": (20, 21, 22), "b": (20, 21, 22)},
-}
+VARIANTS = {"tuning": ("a", "b"), "held-out": ("c",)}
+SEEDS = {"a": (0, 1, 2), "b": (3, 4, 5), "c": (20, 21, 22)}
 """Seeds of the faulty runs, by variant."""
 HEALTHY_SEEDS = {"tuning": ((0, 1, 2), (3, 4, 5)), "held-out": ((20, 21), (20, 21))}
 """Of the healthy runs, by colour of the chessboard, see `_healthy`."""
-GROUP = {"tuning": {"a": 0, "b": 1}, "held-out": {"a": 1, "b": 0}}
-"""Which of a kind's two groups of architectures has which variant."""
 HEALTHY = "healthy"
 TUNED = {"low": 1 / 3, "best": 1.0, "high": 3.0}
 FACTORS = {**TUNED, "lower": 3**-0.5, "higher": 3**0.5}
@@ -46,7 +42,7 @@ class Planned:
         half: One of `HALVES`.
         architecture: What is trained.
         kind: Name of the kind of fault, or ``"healthy"``.
-        variant: ``"a"`` or ``"b"``; of a healthy run a key of `FACTORS`.
+        variant: ``"a"``, ``"b"`` or ``"c"``; of a healthy run a key of `FACTORS`.
         optimizer: With what.
         seed: Of weights and order.
     """
@@ -74,8 +70,7 @@ class Planned:
         setup = Setup(self.architecture, self.optimizer, rate, self.seed, edge)
         if self.kind == HEALTHY:
             return setup, Injected()
-        kind = BY_NAME[self.kind]
-        change = kind.a if self.variant == "a" else kind.b
+        change = BY_NAME[self.kind].change(self.variant)
         return setup, change(setup) or Injected()
 
 
@@ -85,15 +80,14 @@ def planned(half: str) -> list[Planned]:
 
 
 def _faulty(half: str) -> Iterator[Planned]:
-    """Yield three runs of every kind and architecture, with the optimizers in turn.
+    """Yield three runs of every kind, variant and architecture, with the optimizers in turn.
 
-    The held-out half has the variants the other way round: on an architecture that a variant was not
-    tuned on, where the kind makes sense on more than one.
+    A held-out run shares neither variant nor seed with a tuning run of its kind.
     """
     for place, kind in enumerate(KINDS):
-        for variant, group in GROUP[half].items():
-            for architecture in kind.split[group]:
-                for number, seed in enumerate(SEEDS[half][variant]):
+        for variant in VARIANTS[half]:
+            for architecture in kind.architectures(variant):
+                for number, seed in enumerate(SEEDS[variant]):
                     optimizer = kind.optimizers[(place + number) % len(kind.optimizers)]
                     yield Planned(half, architecture, kind.name, variant, optimizer, seed)
 
