@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from cockpit import Cockpit
 from cockpit.gradients import IndividualGradients
+from cockpit.gradients.products import Products
 from cockpit.quantities import HessTrace, InnerTest
 
 N, STEPS = 6, 4
@@ -65,8 +66,6 @@ def test_products_with_the_gradient_take_the_one_that_is_there(dtype, means, mon
 
     torch.manual_seed(0)
     model = nn.Linear(3, 2, bias=False).to(dtype)
-    from cockpit.gradients.products import Products
-
     monkeypatch.setattr(Products, "mean", counting)
     with Cockpit(model, [InnerTest()], audit=False) as watch:
         train(model, watch, 5)

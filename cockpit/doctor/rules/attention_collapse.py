@@ -6,7 +6,7 @@ import numpy as np
 
 from cockpit.doctor.record import Record
 from cockpit.doctor.rule import NotKnown, Rule, Sign
-from cockpit.doctor.rules.of_layers import LEAST, lasting
+from cockpit.doctor.rules.of_layers import LEAST, from_the_start, lasting
 
 AT_FIRST, LATER = 0.1, 0.03
 """Of the entropy that there could be, in the mean over the heads: 1.4 keys of 32, and 1.1. The usual initialisations
@@ -30,9 +30,7 @@ def check(run: Record) -> Sign | NotKnown | None:
 
 def _collapsed(spreads: np.ndarray) -> np.ndarray:
     """Return at which steps the attention of a layer has collapsed, `[n]`."""
-    from_the_start = np.logical_and.accumulate(spreads < AT_FIRST)
-    collapsed: np.ndarray = from_the_start | (spreads < LATER)
-    return collapsed
+    return from_the_start(spreads < AT_FIRST) | (spreads < LATER)
 
 
 RULE = Rule(

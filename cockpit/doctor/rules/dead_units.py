@@ -6,7 +6,14 @@ import numpy as np
 
 from cockpit.doctor.record import Record
 from cockpit.doctor.rule import NotKnown, Rule, Sign
-from cockpit.doctor.rules.of_layers import FEW, NOTHING_IS_LEARNED, few_samples, lasting, units_of
+from cockpit.doctor.rules.of_layers import (
+    FEW,
+    NOTHING_IS_LEARNED,
+    few_samples,
+    from_the_start,
+    lasting,
+    units_of,
+)
 
 AT_FIRST, LATER = 0.5, 0.9
 """Of the units of a layer. Trainings that go well begin with 0.23 at most, and were seen to end with 0.64: some units
@@ -45,9 +52,7 @@ def check(run: Record) -> Sign | NotKnown | None:
 
 def _dead(shares: np.ndarray) -> np.ndarray:
     """Return at which steps most units of a module are dead, `[n]`."""
-    from_the_start = np.logical_and.accumulate(shares > AT_FIRST)
-    dead: np.ndarray = from_the_start | (shares > LATER)
-    return dead
+    return from_the_start(shares > AT_FIRST) | (shares > LATER)
 
 
 RULE = Rule(

@@ -88,6 +88,12 @@ def error_signals(run: Record) -> Table | None:
     return Table(steps, tuple(found), np.array(rows))
 
 
+def from_the_start(holds: np.ndarray) -> np.ndarray:
+    """Return up to which step something has held at every one, `[n]`."""
+    so_far: np.ndarray = np.logical_and.accumulate(holds)
+    return so_far
+
+
 def _above_zero(values: np.ndarray) -> np.ndarray:
     """Return the values; zeros, which nothing can be compared with, become NaN."""
     return np.where(values > 0, values, np.nan)
