@@ -24,6 +24,7 @@ from quantities import needs_of, prose, sets_of
 from questions import QUESTIONS, Page
 from trainings import TRAININGS, diagnosed, kinds, made, train
 
+from benchmarks.readme import between
 from cockpit import CockpitPlotter, open_run
 from cockpit.doctor import RULES
 from cockpit.instruments import INSTRUMENTS, Instrument, panel_of
@@ -332,16 +333,11 @@ def updated(settings: str) -> str:
     Raises:
         ValueError: if their place is not marked once.
     """
-    if settings.count(BEGIN) != 1 or settings.count(END) != 1:
-        raise ValueError(f"{SETTINGS.name} must have the lines {BEGIN!r} and {END!r} once each.")
-    before, _, rest = settings.partition(BEGIN)
-    _, _, after = rest.partition(END)
     lines = ["      - Every picture:", "          - instruments/index.md"]
     for question, of_question in QUESTIONS.items():
         lines.append(f"          - {question}:")
         lines += [f"              - instruments/{page.name}.md" for page in of_question]
-    menu = "\n".join(lines)
-    return f"{before}{BEGIN}\n{menu}\n{END}{after}"
+    return between(settings, BEGIN, END, "\n".join(lines))
 
 
 if __name__ == "__main__":

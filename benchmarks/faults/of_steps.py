@@ -132,8 +132,7 @@ def owners(model: nn.Module) -> list[str]:
 
 def last_not_listed(setup: Setup) -> Injected:
     """Leave the last layer out of the optimizer."""
-    head = set(part(setup.model, "head").parameters())
-    setup.listed = lambda model: [p for p in model.parameters() if p not in head]
+    setup.listed = body
     return Injected(("head",))
 
 

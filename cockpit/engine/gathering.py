@@ -486,7 +486,9 @@ class Gathering:
                 values[self._names[parameter]] = reduction(handle)
                 handle.release()
 
-        direct = self._direct(global_step, batch_size, self._graph([loss]))
+        graph = self._graph([loss])
+        direct = self._direct(global_step, batch_size, graph)
+        ends = direct.ends(graph)
         if self.overslept:
             raise NotChecked(OVERSLEPT)
         collector = Collector(
@@ -503,8 +505,8 @@ class Gathering:
             with ExitStack() as cleanup:
                 self._listen(collector, direct, cleanup)
                 # The gradients themselves, a third of the pass, are not wanted.
-                arrived = run(direct.layers)
-        if direct.layers is None:
+                arrived = run(ends)
+        if ends is None:
             for parameter, gradient in zip(self._parameters.values(), arrived, strict=True):
                 if gradient is not None:
                     collector.complete(parameter)

@@ -185,17 +185,24 @@ class Direct:
     Args:
         uses: The uses of the parameters that models use directly.
         apart: Calls of layers that were made once for all samples, whose parameters are among these.
-        layers: The outputs of the layers, where all parameters are used in layers that have a rule and one
-            output. What arrives there is all that the rules want of a backward pass.
+        layers: The calls of layers that have a rule, where all parameters are used in these alone.
     """
 
     uses: dict[nn.Parameter, list[Use]] = field(default_factory=dict)
     apart: set[Call] = field(default_factory=set)
-    layers: list[GradientEdge] | None = None
+    layers: list[Call] | None = None
 
     def all(self) -> list[Use]:
         """Return all uses."""
         return [use for uses in self.uses.values() for use in uses]
+
+    def ends(self, graph: Graph | None) -> list[GradientEdge] | None:
+        """Return where a pass may end, for what arrives there is all that the rules want of it; None if nowhere."""
+        if graph is None or self.layers is None or any(len(call.ends) != 1 for call in self.layers):
+            return None
+        nodes = [graph.numbered(call.ends[0]) for call in self.layers]
+        single = all(shape_of(node) is not None for node in nodes)
+        return [GradientEdge(node, 0) for node in nodes] if single else None
 
 
 def direct_uses(
@@ -229,17 +236,8 @@ def direct_uses(
             direct.uses[parameter] = uses
             direct.apart |= search.apart
     if in_layers:
-        direct.layers = _ends(graph, served.values())
+        direct.layers = list(dict.fromkeys(served.values()))
     return direct
-
-
-def _ends(graph: Graph, calls: Iterable[Call]) -> list[GradientEdge] | None:
-    """Return the outputs of the calls, None where some call has several."""
-    numbers = [call.ends for call in dict.fromkeys(calls)]
-    if any(len(ends) != 1 for ends in numbers):
-        return None
-    nodes = [graph.numbered(number) for (number,) in numbers]
-    return None if any(shape_of(n) is None for n in nodes) else [GradientEdge(n, 0) for n in nodes]
 
 
 class _Search:

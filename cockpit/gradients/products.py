@@ -158,10 +158,8 @@ class Products(IndividualGradients):
 
     def dot_mean(self) -> Tensor:
         """Return g_i·g, from pairwise products where those are cheaper than g itself."""
-        pairwise, matrix = (
-            self.batch.size * (self.inputs + self.outputs),
-            self.inputs * self.outputs,
-        )
+        pairwise = self.batch.size * (self.inputs + self.outputs)
+        matrix = self.inputs * self.outputs
         known, _ = self._accumulated()
         if self._single and pairwise < (2 * matrix if known is None else matrix):
             return self.gram().mean(1)
