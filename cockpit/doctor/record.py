@@ -18,7 +18,7 @@ HEAD, TAIL = 64, 512
 FLAGS = 64
 """Arrays by sample that are kept of each series."""
 
-BY_SAMPLE = ("by_sample", "doubtful", "sample_ids")
+BY_SAMPLE = ("by_sample", "doubtful", "suspected", "sample_ids")
 """Keys of the arrays that rules look at: which samples, and what they are called."""
 
 Key = tuple[str, str, str]  # quantity, key, parameter or module

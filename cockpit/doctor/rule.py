@@ -23,6 +23,7 @@ class Sign:
         evidence: What it rests on: numbers, words and lists of these, by name.
         confidence: How sure it is, from 0 to 1.
         title: In the place of the rule's title.
+        severity: In the place of the rule's severity.
     """
 
     step: int
@@ -30,6 +31,7 @@ class Sign:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     confidence: float = 1.0
     title: str | None = None
+    severity: Severity | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class Rule:
         return Finding(
             code=self.code,
             name=self.name,
-            severity=self.severity,
+            severity=sign.severity or self.severity,
             step=sign.step,
             title=sign.title or self.title,
             why=self.why,

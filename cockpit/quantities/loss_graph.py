@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -13,23 +12,45 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from cockpit.curvature.heads import BILINEAR, LINEAR
+from cockpit.quantities.score_path import (
+    NORMS,
+    PRODUCTS,
+    SCALES,
+    SHIFTS,
+    is_normalised,
+    is_rectifier,
+    is_softmax,
+    least_cross_entropy,
+    path,
+    totals,
+    width,
+)
+from cockpit.quantities.score_path import name_of as _name
+from cockpit.quantities.score_path import parents_of as _parents
 
 SIGMOIDS = ("Sigmoid", "Hardsigmoid")
 TANHS = ("Tanh", "Hardtanh")
-RECTIFIERS = ("Relu", "Threshold")
-
-PRODUCTS = ("Addmm", "Mm", "Bmm", "Baddbmm", "Linear", "MkldnnLinear", "Convolution")
-NORMS = (
-    "NativeLayerNorm",
-    "NativeBatchNorm",
-    "NativeGroupNorm",
-    "CudnnBatchNorm",
-    "MiopenBatchNorm",
+ACTIVATIONS = (
+    "Celu",
+    "Elu",
+    "Gelu",
+    "Glu",
+    "Hardswish",
+    "LeakyRelu",
+    "LogSigmoid",
+    "Mish",
+    "PreluKernel",
+    "Rrelu",
+    "Silu",
+    "Softplus",
 )
+"""Activations that bound scores on one side at most."""
 
-SCORES = frozenset((*PRODUCTS, *NORMS, *SIGMOIDS, *TANHS, *RECTIFIERS))
+SCORES = frozenset((*PRODUCTS, *NORMS, *SIGMOIDS, *TANHS, "Relu"))
 """Operations whose results are certainly no logarithms of probabilities."""
 
+TIGHT = 0.1
+"""Least cross-entropy over that of a blind guess, from which on a bound keeps scores from becoming sure."""
 
 SUM = 2
 """How a squared error writes down that it is a sum."""
@@ -40,7 +61,7 @@ COMPARISONS = ("MseLoss", "SmoothL1Loss", "HuberLoss", "Pow", "Abs", "BinaryCros
 
 @dataclass(frozen=True)
 class LossFacts:
-    """What the graph of a loss shows; None where there is nothing that it could be said of.
+    r"""What the graph of a loss shows; None where there is nothing that it could be said of.
 
     Args:
         classes: Number C of classes, where the loss is one cross-entropy.
@@ -52,9 +73,13 @@ class LossFacts:
         after_sigmoid: The same of a sigmoid, also before a binary cross-entropy that has its own.
         after_tanh: The same of tanh.
         after_relu: The same of a ReLU.
-        after_norm: The same of a normalisation layer.
+        after_activation: The same of another activation.
+        after_norm: The same of a normalisation layer, or of a division by the scores' own size.
+        least: Where scores are bounded, the least cross-entropy that they can have, over that of a blind guess.
         of_probabilities: Whether the negative log-likelihood is taken of probabilities, without the log.
         of_scores: Whether it is taken of scores, without softmax and log.
+        off_one: How far the logarithms that it is taken of are from those of probabilities, which sum to
+            1: :math:`|\log \sum_c p_c|` in the mean, `[]`; where it is no log-softmax over the classes.
         broadcast: Whether outputs, ``[N, 1]`` or ``[N]``, are compared with targets of the other shape, each
             with those of all samples, ``[N, N]``.
     """
@@ -66,9 +91,12 @@ class LossFacts:
     after_sigmoid: bool | None = None
     after_tanh: bool | None = None
     after_relu: bool | None = None
+    after_activation: bool | None = None
     after_norm: bool | None = None
+    least: float | None = None
     of_probabilities: bool | None = None
     of_scores: bool | None = None
+    off_one: Tensor | None = None
     broadcast: bool | None = None
 
     def record(self) -> dict[str, Any]:
@@ -82,22 +110,19 @@ def loss_facts(loss: Tensor) -> LossFacts:
     ends = list(_ends(loss.grad_fn))
     heads = [node for node in ends if _name(node) in ("LogSoftmax", "BinaryCrossEntropyWithLogits")]
     likelihoods = [node for node in _linear(loss.grad_fn) if _name(node).startswith("NllLoss")]
-    before = [_before(node) for node in heads]
     facts: dict[str, Any] = {}
     if heads:
-        facts |= {
-            "after_softmax": "Softmax" in before,
-            "after_sigmoid": any(name in SIGMOIDS for name in before),
-            "after_tanh": any(name in TANHS for name in before),
-            "after_relu": any(name in RECTIFIERS for name in before),
-            "after_norm": any(name in NORMS for name in before),
-        }
+        facts |= _before(heads)
     if likelihoods:
-        of = [_before(node) for node in likelihoods]
+        of = [list(path(node)) for node in likelihoods]
+        last = [nodes[0] for nodes in of if nodes]
         facts |= {
-            "of_probabilities": "Softmax" in of,
-            "of_scores": any(name in SCORES for name in of),
+            "of_probabilities": any(is_softmax(node) for node in last),
+            "of_scores": any(_name(node) in SCORES for node in last),
         }
+        doubtful = [node for node in likelihoods if not _is_of_log_softmax(node)]
+        if doubtful:
+            facts["off_one"] = torch.stack([totals(node._saved_self) for node in doubtful]).amax()
     compared = [node for node in ends if _name(node) in COMPARISONS]
     if compared:
         facts["broadcast"] = any(_is_broadcast(parent) for n in compared for parent in _parents(n))
@@ -116,7 +141,7 @@ def compared(loss: Tensor) -> list[Any]:
 
 def _of_guess(loss: Tensor, head: Any) -> dict[str, Any]:
     """Compare the loss, which is linear in log p, with what it is where all p are 1 / C."""
-    classes = head._saved_result.shape[_dim(head)]
+    classes = _classes(head)
     if classes < 2 or _is_listened_to(loss):
         return {"classes": classes}
     weight = -_arriving(loss, head)
@@ -170,15 +195,58 @@ def _ends(node: Any) -> Iterator[Any]:
     yield from found
 
 
-def _before(node: Any) -> str:
-    """Return the name of the operation that a node's input comes from, behind views and casts.
+def _before(heads: Sequence[Any]) -> dict[str, Any]:
+    """Return what lies between the last layer and the operations that take scores.
 
-    Not behind factors: 30 tanh(x / 30) is a soft bound on scores, and meant.
+    Where a factor is between tanh and the loss, such as in 30 tanh(x / 30), it is a soft bound, and meant; how
+    much it bounds is told by the least loss.
     """
-    parents = _parents(node)
-    while len(parents) == 1 and _name(parents[0]) in LINEAR:
-        parents = _parents(parents[0])
-    return _name(parents[0]) if len(parents) == 1 else ""
+    paths = [list(path(head)) for head in heads]
+    last = [nodes[0] for nodes in paths if nodes]
+    behind = [node for nodes in paths for node in [_behind_factors(nodes)] if node is not None]
+    bounds = [
+        least_cross_entropy(width(head), _classes(head))
+        for head in heads
+        if _name(head) == "LogSoftmax" and _classes(head) > 1
+    ]
+    least = max(bounds, default=0.0)
+    normed = any(_name(node) in NORMS or is_normalised(node) for node in behind)
+    facts: dict[str, Any] = {
+        "after_softmax": any(is_softmax(node) for nodes in paths for node in nodes),
+        "after_sigmoid": any(_name(node) in SIGMOIDS for node in last),
+        "after_tanh": any(_name(node) in TANHS for node in last),
+        "after_relu": any(is_rectifier(node) for node in last),
+        "after_activation": any(_name(node) in ACTIVATIONS for node in last),
+        # Vectors of a length that is as large as one likes are meant.
+        "after_norm": normed and not 0 < least < TIGHT,
+    }
+    return facts | ({"least": least} if least else {})
+
+
+def _behind_factors(nodes: Sequence[Any]) -> Any:
+    """Return the first of some operations that does more than scale and shift; None where there is none."""
+    plain = (*SCALES, *SHIFTS)
+    return next((n for n in nodes if _name(n) not in plain or is_normalised(n)), None)
+
+
+def _classes(head: Any) -> int:
+    classes: int = head._saved_result.shape[_dim(head)]
+    return classes
+
+
+def _is_of_log_softmax(likelihood: Any) -> bool:
+    """Whether the input of a negative log-likelihood is a log-softmax over the dimension of the classes."""
+    node = likelihood
+    while len(parents := _parents(node)) == 1:
+        node = parents[0]
+        name = _name(node)
+        if name == "LogSoftmax":
+            outputs, result = likelihood._saved_self, node._saved_result
+            dim = _dim(node) % result.dim()
+            return outputs.shape != result.shape or dim == min(1, result.dim() - 1)
+        if name not in LINEAR:
+            return False
+    return False
 
 
 def _is_broadcast(node: Any) -> bool:
@@ -196,14 +264,6 @@ def _shape(node: Any) -> tuple[int, ...]:
     """Return the shape of a node's result."""
     found = getattr(node, "_input_metadata", None)  # of what comes in on the way back
     return tuple(found[0].shape) if found else ()
-
-
-def _name(node: Any) -> str:
-    return re.sub(r"Backward\d*$", "", node.name().split("::")[-1])
-
-
-def _parents(node: Any) -> list[Any]:
-    return [parent for parent, _ in node.next_functions if parent is not None]
 
 
 def _is_linear(node: Any) -> bool:

@@ -81,7 +81,9 @@ class Targets(Quantity):
     targets so far. Of a squared error: ``loss``, its mean over samples and elements;
     ``variance`` of the targets so far, the mean over their elements, and ``batch_variance``, the part of
     it that lies between the batches; ``seen``. By target, ``doubtful``: the model is surer of another class
-    than of all others together, and has the target in the lower half of the ranks; ``doubt``, the share of these;
+    than of all others together, and has the target in the lower half of the ranks; ``doubt``, the share of these.
+    ``suspected``: of those that the model is so sure of, the ones with the label that most of them have; ``suspect``,
+    their share; ``suspects_alike``, the share of pairs of them that look like the same class.
     ``sample_ids``, where ``info["sample_ids"]`` names them. Of more than 2048 targets, so many are looked at, and
     they are not told apart.
 
@@ -167,9 +169,28 @@ def _of_classes(given: Given, counted: Mapping[str, Tensor]) -> dict[str, Any]:
     }
     doubtful = lower & (outputs.amax(1) > math.log(0.5))
     details["doubt"] = (doubtful * share).sum()
+    suspected, details["suspects_alike"] = _of_one_label(outputs, y, (rank > 0) & counts)
+    details["suspect"] = (suspected * share).sum()
     if every == 1:
-        details["doubtful"] = doubtful
+        details |= {"doubtful": doubtful, "suspected": suspected}
     return details
+
+
+def _of_one_label(outputs: Tensor, y: Tensor, wrong: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the samples of one label that the model is sure are of other classes, `[n]`, and how alike they are, `[]`.
+
+    It is the label of most of the samples that the model is surer about than about all other classes together. Alike
+    are two whose most probable class is the same.
+    """
+    most, looks_like = outputs.max(1)
+    sure = wrong & (most > math.log(0.5))
+    of_class = outputs.new_zeros(outputs.shape[1], dtype=torch.float32)
+    label = of_class.index_add(0, y, sure.float()).argmax()
+    suspected = sure & (y == label)
+    found = of_class.index_add(0, looks_like, suspected.float())
+    number = found.sum()
+    pairs = (number * (number - 1)).clamp(min=1)
+    return suspected, torch.where(number > 1, (found * (found - 1)).sum() / pairs, 1.0)
 
 
 def _of_values(given: Given, counted: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cockpit.engine.needs import InForward, Moment, Observation
+from cockpit.engine.needs import InForward, Moment, Observation, ParameterNorms
 from cockpit.engine.step import Missing, NotChecked, PerModule, PerParameter, Step
 from cockpit.gradients import Call
 from cockpit.quantities.layer_scales import WEIGHTED, LayerScales, Norms
@@ -125,18 +125,53 @@ class Arrivals(Observation):
 
 @dataclass(frozen=True)
 class Modes(InForward):
-    """Of every module that has a part in it, whether it is in training mode, and whether that matters to it."""
+    """Of every module that has a part in it, its `Mode`."""
 
-    def see(self, name: str, call: Call, output: Any) -> tuple[bool, bool]:
-        """Return both."""
+    def see(self, name: str, call: Call, output: Any) -> Mode:
+        """Return it."""
         module = call.module
-        share = getattr(module, "dropout", 0.0)
-        drops = isinstance(share, float) and share > 0
-        return module.training, drops or isinstance(module, OF_MODE)
+        return Mode(module.training, _goes_by_mode(module), _evaluated(module))
 
-    def joined(self, parts: Sequence[tuple[bool, bool]]) -> tuple[bool, bool]:
+    def joined(self, parts: Sequence[Mode]) -> Mode:
         """Return what holds for any of them."""
-        return any(training for training, _ in parts), any(matters for _, matters in parts)
+        training, matters, evaluated = zip(*parts, strict=True)
+        return Mode(any(training), any(matters), evaluated[0])
+
+
+class Mode(NamedTuple):
+    """What the mode of a module is, and does.
+
+    Args:
+        training: Whether it is in training mode.
+        matters: Whether it computes something else in evaluation mode.
+        evaluated: Of a module in evaluation mode whose parameters are trained all the same, whether something in it
+            drops nothing for that reason, or normalises by what nobody has measured: 0 or 1, `[]`.
+    """
+
+    training: bool
+    matters: bool
+    evaluated: int | Tensor
+
+
+def _goes_by_mode(module: nn.Module) -> bool:
+    share = getattr(module, "dropout", 0.0)
+    return isinstance(module, OF_MODE) or (isinstance(share, float) and share > 0)
+
+
+def _evaluated(module: nn.Module) -> int | Tensor:
+    """Return `Mode.evaluated`.
+
+    Batch normalisation with statistics may be frozen, and its scale trained all the same; with the mean of 0 and the
+    variance of 1 that it is made with, it does not normalise.
+    """
+    if module.training or not any(p.requires_grad for p in module.parameters()):
+        return 0
+    of_mode = [one for one in module.modules() if not one.training and _goes_by_mode(one)]
+    norms = [one for one in of_mode if isinstance(one, nn.modules.batchnorm._NormBase)]
+    if len(norms) < len(of_mode):
+        return 1
+    batches = [one.num_batches_tracked for one in norms if one.num_batches_tracked is not None]
+    return (torch.stack(batches) == 0).any() if batches else 0
 
 
 class DataPart(NamedTuple):
@@ -236,8 +271,9 @@ class Wiring(Quantity):
     ``coupling/by_design``: see `cockpit.quantities.sample_coupling.SampleCoupling`; ``norms/count``,
     how many normalisation layers there are, and ``norms/layers``, which. Of the model:
     ``modes/training``, whether it is in training mode, ``modes/matter``, how many modules go by that,
-    and ``modes/evaluating``, how many of these are in evaluation mode. Of the loss, as its graph
-    shows: ``loss/classes`` and ``loss/over_guess``, the loss over that of a blind guess,
+    and ``modes/evaluating``, how many of these are in evaluation mode; by module in evaluation mode that is trained
+    all the same, ``modes/evaluated``: see `Mode`. ``norm``, that of all parameters before the update. Of the loss, as
+    its graph shows: ``loss/classes`` and ``loss/over_guess``, the loss over that of a blind guess,
     :math:`\log C` for each of the targets, where it is a cross-entropy, ``loss/weight``, the sum of the targets'
     weights, 1 for a mean, and 1 for what is wrong with
     what goes into it: see `cockpit.quantities.loss_graph.LossFacts`.
@@ -256,6 +292,7 @@ class Wiring(Quantity):
     of_loss = OfLoss()
     leftover = LeftoverGradients()
     arrivals = Arrivals()
+    sizes = ParameterNorms()
     modes = Modes()
     data = OfData()
     layers = LayerScales()
@@ -266,7 +303,7 @@ class Wiring(Quantity):
     def needs_at(self, global_step: int, memory: Any) -> tuple[Need, ...]:
         """Return the needs of a step: which layers normalise and where samples meet is found out once."""
         memory = memory or {}
-        needs: list[Need] = [self.entries, self.leftover, self.arrivals, self.modes]
+        needs: list[Need] = [self.entries, self.leftover, self.arrivals, self.sizes, self.modes]
         if is_close(memory.get("times", 0)):
             needs += [self.of_loss, self.data, self.layers]
         if "coupling" not in memory:
@@ -288,6 +325,7 @@ class Wiring(Quantity):
         for part in (
             self._of_optimizers,
             self._of_gradients,
+            self._of_parameters,
             self._of_modules,
             self._of_layers,
             self._of_loss,
@@ -320,15 +358,23 @@ class Wiring(Quantity):
         there = PerParameter((name, int(there)) for name, (there, _) in arrivals.items())
         return {"has_gradient": there, "added_to": added}
 
+    def _of_parameters(self, step: Step) -> dict[str, Any]:
+        return {"norm": torch.linalg.vector_norm(torch.stack(list(step[self.sizes].values())))}
+
     def _of_modules(self, step: Step) -> dict[str, Any]:
         modes = step[self.modes]
-        of_mode = [training for training, matters in modes.values() if matters]
+        of_mode = [one.training for one in modes.values() if one.matters]
         root = list(modes.values())[-1:]  # a module returns after those that it contains
         return {
             "modes": {
-                "training": int(all(training for training, _ in root)),
+                "training": int(all(one.training for one in root)),
                 "matter": len(of_mode),
                 "evaluating": len(of_mode) - sum(of_mode),
+                "evaluated": PerModule(
+                    (name, one.evaluated)
+                    for name, one in modes.items()
+                    if isinstance(one.evaluated, Tensor) or one.evaluated
+                ),
             },
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,10 @@ def bumps(step: int) -> float:
     return 300.0 if step == 100 else 1.0
 
 
+def second_stage(step: int) -> float:
+    return 100.0 if step >= 80 else 1.0
+
+
 def stops(step: int) -> float:
     return 1.0 if step < 40 else 1e-6
 
@@ -154,6 +159,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
         "learning-rate-too-low",
         {"rate": 2e-5, "optimizer": torch.optim.AdamW},
     ),
+    "a second stage": ("learning-rate-too-high", {"schedule": second_stage}),
     "a step too far": ("loss-spikes", {"schedule": bumps}),
     "clipped short": ("clipping-always", {"clip": 0.01}),
     "batches of two": ("batch-too-small", {"size": 2}),
@@ -310,6 +316,49 @@ def test_a_validation_loss_that_lags_is_no_overfitting() -> None:
 # -- what is recorded -----------------------------------------------------------------------------
 
 
+def test_a_warm_up_that_is_too_long_is_noted(tmp_path: Path) -> None:
+    long = fit(tmp_path / "a.db", rate=0.3, schedule=lambda step: (step + 1) / 20_000)
+    (finding,) = (one for one in long.findings if one.name == "learning-rate-too-low")
+    assert finding.severity == "note"
+    assert "still being raised" in finding.title
+
+
+def test_samples_learned_by_heart_are_noted() -> None:
+    """Where the validation loss does not rise, nothing is lost: it is a note."""
+    for least, expected in ((0.01, "note"), (0.1, None)):
+        run = course([1.0, *[0.5] * 4, *[least] * 20])
+        for number, loss in enumerate([0.9, 0.5, *[0.4] * 7]):
+            run.add(25 * number + 24, [Row("valid_loss", loss, source="log")], tracked=False)
+        seen = RULE["overfitting"].examine(run)
+        assert not isinstance(seen, NotKnown)
+        assert (None if seen is None else seen.severity) == expected
+
+
+def test_a_steady_rise_is_overfitting_though_the_gap_is_small() -> None:
+    for losses, expected in (
+        ([1.0, 0.8, 0.85, 0.9, 0.95, 1.0], True),
+        ([1.0, 0.8, 0.95, 0.85, 1.0, 0.9], False),
+    ):
+        run = course([1.0, *[0.7] * 5, *[0.5] * 20])
+        for number, loss in enumerate(losses):
+            run.add(40 * number + 39, [Row("valid_loss", loss, source="log")], tracked=False)
+        assert named(run, "overfitting") is expected
+
+
+def test_labels_that_are_missing_are_read_as_one_class() -> None:
+    def labels(share: float, alike: float) -> bool:
+        run = course([1.0, *[0.6] * 20])
+        for number in range(21):
+            facts = {"suspect": share, "suspects_alike": alike, "classes": 10, "accuracy": 0.7}
+            facts |= {"doubt": 0.0, "lower_half": 0.0}
+            run.add(10 * number, [Row("Targets", float(v), k) for k, v in facts.items()])
+        return named(run, "labels-partly-wrong")
+
+    assert labels(0.15, 0.12)
+    assert not labels(0.15, 0.5)  # of one class that resembles it
+    assert not labels(0.05, 0.12)
+
+
 def test_targets_are_what_they_are_by_definition(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, counts = nn.Linear(4, 6).double(), torch.zeros(6)
@@ -331,6 +380,11 @@ def test_targets_are_what_they_are_by_definition(tmp_path: Path) -> None:
         counts += torch.bincount(own, minlength=6)
         rank = (z > z.gather(1, own[:, None])).sum(1)
         doubtful = (rank >= 3) & (z.amax(1) > 0.5)
+        sure = (rank > 0) & (z.amax(1) > 0.5)
+        label = max(range(6), key=lambda c: int((sure & (own == c)).sum()))
+        suspected = sure & (own == label)
+        looks = z.argmax(1)[suspected].tolist()
+        pairs = [a == b for a, b in itertools.combinations(looks, 2)]
         expected = {
             "loss": F.nll_loss(z.log(), own),
             "accuracy": (rank == 0).double().mean(),
@@ -343,6 +397,8 @@ def test_targets_are_what_they_are_by_definition(tmp_path: Path) -> None:
             "least": counts[counts > 0].min() / counts.sum(),
             "seen": counts.sum(),
             "doubt": doubtful.double().mean(),
+            "suspect": suspected.double().mean(),
+            "suspects_alike": float(np.mean(pairs)) if pairs else 1.0,
         }
         for key, value in expected.items():
             steps, values = run.curve("Targets", key)
@@ -350,6 +406,9 @@ def test_targets_are_what_they_are_by_definition(tmp_path: Path) -> None:
         flags = record.flags("Targets", "doubtful", step)
         assert flags is not None
         assert flags[1:].tolist() == doubtful.tolist()
+        flags = record.flags("Targets", "suspected", step)
+        assert flags is not None
+        assert flags[1:].tolist() == suspected.tolist()
         ids = record.flags("Targets", "sample_ids", step)
         assert ids is not None
         assert ids.tolist() == [9 * step + place for place in range(9)]

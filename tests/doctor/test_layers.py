@@ -117,14 +117,27 @@ def one_feature(step: int, x: Tensor) -> Tensor:
     return x * torch.tensor([1.0, 1, 1, 40, 1, 1, 1, 1])
 
 
+def small_last(model: nn.Sequential) -> nn.Sequential:
+    """The last layer is small, so that little comes back at all."""
+    with torch.no_grad():
+        model[-1].weight.mul_(0.05)
+    return model
+
+
 FAULTS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "offset": ("CP402", ("0",), {"inputs": lambda step, x: x + 7}),
+    "tiny": ("CP402", ("0",), {"inputs": lambda step, x: x / 255}),
     "one feature": ("CP402", ("0",), {"inputs": one_feature}),
     "deep sigmoids": ("CP601", ("0", "2"), {"change": lambda model: layers(8, nn.Sigmoid)}),
     "large gains": (
         "CP602",
         ("0",),
         {"change": lambda model: layers(12, nn.ReLU, gain=2.6), "optimizer": slowest},
+    ),
+    "gains that grow on each other": (
+        "CP602",
+        ("0",),
+        {"change": lambda model: small_last(layers(12, nn.ReLU, gain=2.0)), "optimizer": slowest},
     ),
     "low bias": ("CP603", ("3",), {"change": dead}),
     "most units small": ("CP604", ("2", "3"), {"change": dormant, "optimizer": slow}),

@@ -66,6 +66,40 @@ def nll_of_probabilities(outputs: Tensor, y: Tensor) -> Tensor:
     return F.nll_loss(outputs.softmax(1), y, reduction="none")
 
 
+def over_samples(outputs: Tensor, y: Tensor) -> Tensor:
+    return F.nll_loss(outputs.log_softmax(0), y, reduction="none")
+
+
+def random_biases(model: nn.Module) -> None:
+    """Scores that are apart by several units, and the loss above a guess by two, though not twice as high."""
+    with torch.no_grad():
+        model[-1].bias.copy_(torch.tensor([0.0, 2.2, -2.0, 3.4]))
+
+
+def block_evaluated(model: nn.Module) -> None:
+    model.block.eval()
+
+
+def undone(model: nn.Module) -> torch.optim.Optimizer:
+    """A loop that loads what it began with before every step."""
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    model.register_forward_pre_hook(lambda *_: model.load_state_dict(state) and None)
+    return opt
+
+
+def over_too_early(model: nn.Module) -> torch.optim.Optimizer:
+    """A schedule that was made for six steps."""
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    calls = iter(range(100))
+
+    def after(*_: Any) -> None:
+        opt.param_groups[0]["lr"] = 0.1 * max(0.0, 1 - next(calls) / 6)
+
+    opt.register_step_post_hook(after)
+    return opt
+
+
 def binary_twice(outputs: Tensor, y: Tensor) -> Tensor:
     scores = outputs[:, 0].sigmoid()
     return F.binary_cross_entropy_with_logits(scores, (y > 1).float(), reduction="none")
@@ -101,14 +135,27 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "learning rate 0": ("CP207", {"optimizer": lambda m: torch.optim.SGD(m.parameters(), lr=0.0)}),
     "evaluation mode": ("CP208", {"kind": "cnn", "change": lambda model: model.eval()}),
     "evaluation mode of dropout": ("CP208", {"kind": "transformer", "change": lambda m: m.eval()}),
+    "undone": ("CP201", {"optimizer": undone}),
+    "learning rate 0 from some step on": ("CP207", {"optimizer": over_too_early, "steps": 16}),
+    "evaluation mode of a part": (
+        "CP208",
+        {"kind": "transformer", "change": block_evaluated},
+    ),
+    "statistics that nobody has measured": (
+        "CP208",
+        {"kind": "cnn", "change": lambda model: nn.Sequential(model[:3].eval(), *model[3:])},
+    ),
     "double softmax": ("CP301", {"change": with_last(nn.Softmax(dim=1))}),
     "double sigmoid": ("CP301", {"losses_of": binary_twice}),
     "softmax missing": ("CP302", {"losses_of": nll}),
     "log missing": ("CP302", {"losses_of": nll_of_probabilities}),
+    "softmax over the samples": ("CP302", {"losses_of": over_samples}),
+    "clamped": ("CP303", {"losses_of": lambda z, y: cross_entropy(z.clamp(-1, 1), y)}),
     "relu at the end": ("CP303", {"change": with_last(nn.ReLU())}),
     "tanh at the end": ("CP303", {"change": with_last(nn.Tanh())}),
     "one class": ("CP304", {"losses_of": single}),
     "sure head": ("CP305", {"change": sure_head}),
+    "random biases": ("CP305", {"change": random_biases}),
     "targets broadcast": ("CP306", {"losses_of": broadcast_squares}),
     "targets broadcast in a module": ("CP306", {"losses_of": broadcast_module}),
     "bytes": ("CP401", {"kind": "cnn", "inputs": lambda s, x: (x * 60 + 128).clamp(0, 255)}),
@@ -250,6 +297,9 @@ def slow(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def frozen_norms(model: nn.Module) -> None:
+    """Statistics that have been measured before, and are kept."""
+    for _ in range(3):
+        model[1](torch.randn(8, 8, 6, 6))
     model[1].eval()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from cockpit import Cockpit, quantities, schedules
 from cockpit.gradients import Call
 from cockpit.quantities.loss_graph import loss_facts
-from cockpit.quantities.wiring import Modes, OfData, Wiring
+from cockpit.quantities.wiring import Mode, Modes, OfData, Wiring
 from cockpit.run import Run, open_run
 
 N = 6
@@ -73,6 +74,115 @@ def test_hooks_of_others_are_not_called() -> None:
     module = nn.CrossEntropyLoss()
     module.register_full_backward_hook(lambda *_: pytest.fail("it was called"))
     assert loss_facts(module(z, y)).over_guess is None
+
+
+class Cosines(nn.Module):
+    """A last layer that gives the cosines between features and weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(CLASSES, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(F.normalize(x), F.normalize(self.weight))
+
+
+def written_out(z: Tensor) -> Tensor:
+    powers = (z - z.amax(1, keepdim=True)).exp()
+    return powers / powers.sum(1, keepdim=True)
+
+
+def standardised(z: Tensor) -> Tensor:
+    return (z - z.mean(1, keepdim=True)) / (z.std(1, keepdim=True) + 1e-5)
+
+
+def least_of(width: float) -> Callable[[int], float]:
+    """The loss of a sample whose own score is as high as it can be and all others as low, over log C."""
+
+    def of(classes: int) -> float:
+        z = torch.tensor([width] + [0.0] * (classes - 1), dtype=torch.float64)
+        return float(F.cross_entropy(z, torch.tensor(0))) / math.log(classes)
+
+    return of
+
+
+pooled = nn.AdaptiveAvgPool1d(CLASSES)
+cosines = Cosines()
+BETWEEN: dict[str, tuple[Callable[[Tensor], Tensor], dict[str, Any]]] = {
+    "nothing": (lambda z: z, {}),
+    "a temperature": (lambda z: z / 2.5, {}),
+    "dropout": (lambda z: F.dropout(z, 0.1), {}),
+    "softmax": (lambda z: z.softmax(1), {"after_softmax": 1, "least": least_of(1)}),
+    "softmax, written out": (written_out, {"after_softmax": 1, "least": least_of(1)}),
+    "exp of log-softmax": (
+        lambda z: z.log_softmax(1).exp(),
+        {"after_softmax": 1, "least": least_of(1)},
+    ),
+    "three times softmax": (lambda z: 3 * z.softmax(1), {"after_softmax": 1, "least": least_of(3)}),
+    "log of softmax": (lambda z: z.softmax(1).log(), {}),
+    "log-softmax twice": (lambda z: z.log_softmax(1), {}),
+    "sigmoid": (torch.sigmoid, {"after_sigmoid": 1, "least": least_of(1)}),
+    "tanh": (torch.tanh, {"after_tanh": 1, "least": least_of(2)}),
+    "a soft bound": (lambda z: 5 * torch.tanh(z / 5), {"least": least_of(10)}),
+    "clamp": (lambda z: z.clamp(-1, 2), {"least": least_of(3)}),
+    "clamp at 0": (lambda z: z.clamp(min=0), {"after_relu": 1}),
+    "softsign": (F.softsign, {"least": least_of(2)}),
+    "arctan": (torch.atan, {"least": least_of(math.pi)}),
+    "relu": (F.relu, {"after_relu": 1}),
+    "gelu": (F.gelu, {"after_activation": 1}),
+    "leaky relu": (F.leaky_relu, {"after_activation": 1}),
+    "relu and pooling": (lambda z: pooled(F.relu(z)), {}),
+    "cosines": (cosines, {"least": least_of(2)}),
+    "cosines over a temperature": (lambda z: cosines(z) / 0.1, {"least": least_of(20)}),
+    "cosines by a learned factor": (lambda z: cosines(z) * nn.Parameter(torch.tensor(9.0)), {}),
+    "layer norm": (lambda z: F.layer_norm(z, (8,)), {"after_norm": 1}),
+    "layer norm with a scale": (nn.LayerNorm(8), {"after_norm": 1}),
+    "root mean square": (nn.RMSNorm(8, elementwise_affine=False), {"after_norm": 1}),
+    "root mean square with a scale": (nn.RMSNorm(8), {"after_norm": 1}),
+    "standardised": (standardised, {"after_norm": 1}),
+    "unit length": (F.normalize, {"after_norm": 1, "least": None}),
+    "a length of 8": (lambda z: 8 * F.normalize(z), {"least": None}),
+    "a norm before the last layer": (lambda z: F.layer_norm(z, (8,)) @ torch.ones(8, CLASSES), {}),
+}
+"""What lies between the last layer and cross-entropy, and what is said of it; None for any number."""
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_what_lies_between_the_last_layer_and_the_loss(name: str) -> None:
+    torch.manual_seed(0)
+    between, expected = BETWEEN[name]
+    z = between(nn.Linear(4, 8)(torch.randn(N, 4)))
+    facts = loss_facts(F.cross_entropy(z, torch.randint(CLASSES, (N,)))).record()
+    found = {k: v for k, v in facts.items() if (k.startswith("after_") and v) or k == "least"}
+    assert set(found) == set(expected)
+    if expected.get("least") is not None:
+        assert found["least"] == pytest.approx(expected["least"](z.shape[1]), rel=1e-9)
+    assert loss_facts(F.nll_loss(z.log_softmax(1), torch.randint(CLASSES, (N,)))).off_one is None
+
+
+LIKELIHOODS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "over the classes": (lambda z: z.log_softmax(1), True),
+    "log of softmax": (lambda z: (z.softmax(1) + 1e-9).log(), True),
+    "over the samples": (lambda z: z.log_softmax(0), False),
+    "of each class by itself": (F.logsigmoid, False),
+    "of scores": (lambda z: z, False),
+    "of probabilities": (lambda z: z.softmax(1), False),
+}
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_what_a_likelihood_is_taken_of_sums_to_1(name: str) -> None:
+    logarithms, right = LIKELIHOODS[name]
+    z, y = scores()
+    given = logarithms(z)
+    found = loss_facts(F.nll_loss(given, y)).off_one
+    if name == "over the classes":
+        assert found is None
+        return
+    assert found is not None
+    expected = given.exp().sum(1).log().abs().mean()
+    torch.testing.assert_close(found.double(), expected.detach(), rtol=1e-5, atol=1e-6)
+    assert (float(found) < 1e-6) is right
 
 
 def test_the_graph_is_kept_and_no_gradient_is_left() -> None:
@@ -142,7 +252,7 @@ def test_parts_of_several_processes_are_joined() -> None:
 
     seen = [part for x in parts if (part := need.part(*call(x))) is not None]
     torch.testing.assert_close(need.joined(seen), need.see(*call(torch.cat(parts))))
-    assert Modes().joined([(True, False), (False, True)]) == (True, True)
+    assert Modes().joined([Mode(True, False, 0), Mode(False, True, 0)]) == Mode(True, True, 0)
 
 
 def test_a_budget_is_kept_and_the_facts_come_with_what_it_affords(tmp_path: Path) -> None:

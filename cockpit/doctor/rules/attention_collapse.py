@@ -6,7 +6,7 @@ import numpy as np
 
 from cockpit.doctor.record import Record
 from cockpit.doctor.rule import NotKnown, Rule, Sign
-from cockpit.doctor.rules.of_layers import LEAST, from_the_start, lasting
+from cockpit.doctor.rules.of_layers import LEAST, NOTHING_IS_LEARNED, from_the_start, lasting
 
 AT_FIRST, LATER = 0.1, 0.03
 """Of the entropy that there could be, in the mean over the heads: 1.4 keys of 32, and 1.1. The usual initialisations
@@ -46,6 +46,6 @@ RULE = Rule(
     needs=(),
     check=check,
     least=LEAST,
-    explains=("attention-logit-growth",),
+    explains=("attention-logit-growth", *NOTHING_IS_LEARNED),
     instrument="attention-entropy",
 )

@@ -9,9 +9,11 @@ from cockpit.doctor.rule import NotKnown, Rule, Sign
 from cockpit.doctor.rules.of_layers import (
     FEW,
     NOTHING_IS_LEARNED,
+    at_first,
     few_samples,
     from_the_start,
     lasting,
+    layer_of,
     units_of,
 )
 
@@ -21,6 +23,10 @@ are of use for few samples only, and a batch need not have one of these."""
 
 UNITS = 8
 """Without so many in a layer, all of them may begin dead by chance: it is the layer that is too small."""
+
+GAIN = 0.3
+"""Of the layer before, half of what PyTorch's own initialisation has: below, its bias is what decides, and units that
+are silent are so because no signal reaches them, not because they have died."""
 
 LEAST = 3
 """Tracked steps in a row."""
@@ -38,7 +44,12 @@ def check(run: Record) -> Sign | NotKnown | None:
     wide = {
         name: curve for name, curve in shares.items() if (units_of(run, name) or UNITS) >= UNITS
     }
-    found = lasting(wide, _dead, LEAST)
+    gains = at_first(run.curves("Wiring", "layers/gain"))
+    reached = {n: c for n, c in wide.items() if gains.get(layer_of(run, n) or n, np.inf) > GAIN}
+    at_once, later = (
+        lasting(curves, holds, LEAST) for curves, holds in ((reached, _dead), (wide, _died))
+    )
+    found = at_once or later
     if found is None:
         return None
     step, places = found
@@ -52,7 +63,12 @@ def check(run: Record) -> Sign | NotKnown | None:
 
 def _dead(shares: np.ndarray) -> np.ndarray:
     """Return at which steps most units of a module are dead, `[n]`."""
-    return from_the_start(shares > AT_FIRST) | (shares > LATER)
+    return from_the_start(shares > AT_FIRST) | _died(shares)
+
+
+def _died(shares: np.ndarray) -> np.ndarray:
+    """Return at which steps as good as all units of a module are dead, `[n]`."""
+    return shares > LATER
 
 
 RULE = Rule(

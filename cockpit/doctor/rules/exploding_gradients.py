@@ -12,6 +12,13 @@ TIMES = 10.0
 """How many times the signal that comes back to the last layer. Networks that train begin below 1.5, and nine ReLU
 layers of twice the usual gain with 25."""
 
+GROWN = 12.0
+"""How many times the signal that comes back to a later layer before the last one, whose own weights may be small.
+Networks that train begin below 7.5."""
+
+BY_OTHERS = 3.0
+"""Of that, what all layers make of it but the one that makes most: a single one has causes of its own."""
+
 
 def check(run: Record) -> Sign | NotKnown | None:
     """Compare the signals that come back to the layers at first with that of the last one.
@@ -24,12 +31,19 @@ def check(run: Record) -> Sign | NotKnown | None:
             "the gradients and inputs of two layers or more are not known; give the model"
         )
     steps, names, values = table
-    times = np.nan_to_num(values[:, 0] / values[-1, 0], posinf=0.0)
-    order = [k for k in np.argsort(-times) if times[k] > TIMES]
+    first = values[:, 0]
+    hidden = np.append(first[:-1], np.nan)  # the last layer apart
+    later = np.fmin.accumulate(hidden[::-1])[::-1]
+    times, grown = (np.nan_to_num(first / one, posinf=0.0) for one in (first[-1], later))
+    most_of_one = np.nanmax(hidden[:-1] / hidden[1:], initial=1.0)
+    grown = np.where(grown > BY_OTHERS * most_of_one, grown, 0.0)
+    of_last = bool((times > TIMES).any())
+    most, limit = (times, TIMES) if of_last else (grown, GROWN)
+    order = [k for k in np.argsort(-most) if most[k] > limit]
     if not order:
         return None
     evidence = {
-        "times the signal at the last layer": float(times[order[0]]),
+        f"times the signal at {'the last' if of_last else 'a later'} layer": float(most[order[0]]),
         "layers": len(order),
         "of": len(names),
     }

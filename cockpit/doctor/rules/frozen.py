@@ -32,5 +32,5 @@ RULE = Rule(
     source="definition: requires_grad=False when the cockpit was made",
     needs=(),
     check=check,
-    explains=("underfitting",),
+    explains=("underfitting", "labels-shuffled", "learning-rate-too-low"),
 )

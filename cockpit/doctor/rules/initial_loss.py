@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from cockpit.doctor.record import Record
 from cockpit.doctor.rule import NotKnown, Rule, Sign
 
-TIMES = 2.0
-"""How many times the loss of a blind guess. With scores of zero it is 1, with scores of variance 1 about
-1 + 1 / (2 log C), so that 2 is beyond what any usual initialisation gives."""
+TIMES, ABOVE = 2.0, 1.5
+"""How many times the loss of a blind guess, or by how much above it. With scores of variance v it is above by v / 2 or
+less: 0.2 for PyTorch's own initialisation, 0.5 and 1 for those that keep signals at a variance of 1 and 2."""
 
 
 def check(run: Record) -> Sign | NotKnown | None:
@@ -18,9 +20,10 @@ def check(run: Record) -> Sign | NotKnown | None:
             "the loss is not one cross-entropy alone, so that of a blind guess is not known"
         )
     first = float(ratio.values[0])
-    if not first > TIMES:
+    count = int(classes.values[0])
+    if not (first > TIMES or (first - 1) * math.log(max(count, 2)) > ABOVE):
         return None
-    evidence = {"first loss over that of a blind guess": first, "classes": int(classes.values[0])}
+    evidence = {"first loss over that of a blind guess": first, "classes": count}
     return Sign(int(ratio.steps[0]), (), evidence, 0.8 if first < 2 * TIMES else 0.95)
 
 

@@ -1,4 +1,4 @@
-"""CP402: data with an offset, or with one feature that drowns the others."""
+"""CP402: data with an offset, with one feature that drowns the others, or next to nothing in all."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from cockpit.doctor.rules.of_layers import NOTHING_IS_LEARNED
 
 OFFSET = 4.0
 """Mean in units of the deviation. Images from 0 to 1, which train well, have about 1."""
+
+TINY = 0.02
+"""Root mean square. Beside a usual bias it is next to nothing: what tells the samples apart is drowned in what is the
+same for all. Images from 0 to 1 have 0.3 to 0.6, of handwriting 0.3."""
 
 SHARE = 0.67
 """Of one feature or channel in the sum of all squares: twice as much as all others together."""
@@ -27,6 +31,9 @@ def check(run: Record) -> Sign | NotKnown | None:
         mean, rms = float(means[layer].values[0]), float(size.values[0])
         deviation = max(rms**2 - mean**2, 0.0) ** 0.5
         step = int(size.steps[0])
+        if 0 < rms < TINY and layer == next(iter(sizes)):
+            evidence = {"root mean square": rms}
+            return Sign(step, (layer,), evidence, 0.85, "The inputs are tiny")
         if abs(mean) > OFFSET * deviation > 0:
             evidence = {"mean": mean, "standard deviation": deviation}
             return Sign(step, (layer,), evidence, 0.85, "The inputs have a large offset")
@@ -48,7 +55,7 @@ RULE = Rule(
     why="The curvature of the first layer's loss is that of the inputs' squares: along an offset, or along one "
     "large feature, only small learning rates are stable, and along all others these hardly move.",
     action="Subtract the mean of the training set from every feature or channel, and divide each by its own "
-    "standard deviation.",
+    "standard deviation; look for a division that is done twice.",
     source='LeCun, Bottou, Orr & Müller (1998), "Efficient BackProp", section 4.3',
     needs=("Wiring",),
     check=check,
@@ -57,6 +64,8 @@ RULE = Rule(
         "learning-rate-too-high",
         "inputs-not-scaled",
         "initial-loss",
+        "vanishing-gradients",
+        "exploding-gradients",
         "saturated-activations",
         "dead-units",
         "non-finite",

@@ -22,6 +22,11 @@ DOUBT = 0.02
 """Share of samples of which the model is surer of another class than of all others together, and ranks the label in the
 lower half. With all labels right it is below 0.5 %; with 15 % of them wrong 4 to 5 %."""
 
+ONE, LIKE = 0.1, 0.25
+"""Share of samples of one label of which the model is surer of another class than of all others together, and how often
+two of these look like the same class. What a model confuses with one class is of two or three others that resemble it,
+0.3 to 0.5, and 9 % of all samples at most; labels that are wrong are of all classes."""
+
 FEWEST_CLASSES = 6
 """With fewer, the lower half begins right behind the classes that a sample resembles."""
 
@@ -49,7 +54,7 @@ def check(run: Record) -> Sign | NotKnown | None:
     learned = recent(level, WINDOW) < LEARNED
     place = first(learned & (now > SPREAD * wrong) & (share > DOUBT))
     if place is None:
-        return None
+        return _of_one_label(run)
     evidence = {
         "labels in the lower half of the model's ranking": float(now[place]),
         "of those that it has wrong": float(now[place] / wrong[place]),
@@ -58,11 +63,36 @@ def check(run: Record) -> Sign | NotKnown | None:
     return Sign(int(steps[place]), _samples(run), evidence, 0.8)
 
 
-def _samples(run: Record) -> tuple[str, ...]:
+def _of_one_label(run: Record) -> Sign | None:
+    """Look for one label that samples of all classes bear."""
+    share, alike, loss = (
+        run.curve("Targets", "suspect"),
+        run.curve("Targets", "suspects_alike"),
+        unexplained(run),
+    )
+    if share is None or alike is None or loss is None:
+        return None
+    steps, (part, same, level) = aligned(share, alike, loss)
+    # Pairs, of which there are as many as the square of the share is large.
+    usual, pairs = averages(part, WINDOW), averages(part**2, WINDOW)
+    apart = averages(part**2 * same, WINDOW) / np.where(pairs > 0, pairs, np.inf)
+    apart = np.where(pairs > 0, apart, 1.0)
+    place = first((recent(level, WINDOW) < LEARNED) & (usual > ONE) & (apart < LIKE))
+    if place is None:
+        return None
+    evidence = {
+        "samples of one label that the model is sure are others": float(usual[place]),
+        "share of pairs of these that look like one class": float(apart[place]),
+    }
+    title = "Many samples of one label seem to be of all other classes"
+    return Sign(int(steps[place]), _samples(run, "suspected"), evidence, 0.8, title)
+
+
+def _samples(run: Record, which: str = "doubtful") -> tuple[str, ...]:
     """Name the samples that the model is surest about, the last ones first."""
     names = []
-    for step in run.flagged("Targets", "doubtful")[::-1]:
-        flags = run.flags("Targets", "doubtful", step)
+    for step in run.flagged("Targets", which)[::-1]:
+        flags = run.flags("Targets", which, step)
         ids = run.flags("Targets", "sample_ids", step)
         assert flags is not None
         for place in np.flatnonzero(flags):

@@ -84,7 +84,8 @@ def _not_finite(run: Record, promise: Curve) -> Sign | None:
     if (flags is not None and not flags.all()) or not len(before):
         return None  # a few samples: these are the cause
     early = len(before) <= WINDOW or rising(run, loss.steps)[place]
-    if not early or float(before[-WINDOW:].max()) < EARLY:
+    large = float(before[-WINDOW:].max()) >= EARLY or _overflows(run, int(loss.steps[place]))
+    if not early or not large:
         return None
     evidence = {
         "last step with a finite loss": int(loss.steps[place - 1]),
@@ -92,6 +93,14 @@ def _not_finite(run: Record, promise: Curve) -> Sign | None:
     }
     title = "The learning rate is too high: the training diverges"
     return Sign(int(loss.steps[place]), (), evidence, 0.85, title)
+
+
+def _overflows(run: Record, step: int) -> bool:
+    """Whether a squared error is infinite that the outputs are not: these are huge."""
+    modules = run.curve("NonFinite", "modules")
+    if modules is None or run.curve("Targets", "variance") is None:
+        return False
+    return bool((modules.values[modules.steps == step] == 0).any())
 
 
 def _grows(run: Record, loss: Curve) -> Sign | None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from cockpit.doctor.record import Record
 from cockpit.doctor.rule import NotKnown, Rule, Sign
-from cockpit.doctor.rules.of_course import at, promised, raised, relative_loss
+from cockpit.doctor.rules.of_course import at, promised, raised, relative_loss, rising
 
 LEAST, PART = 14, 5
 """Updates whose slopes are known, and those of the beginning and the end that are compared: fewer do not tell a low
@@ -33,7 +33,30 @@ HIGH = 0.5
 
 def check(run: Record) -> Sign | NotKnown | None:
     """Look for updates that have never changed the slope that they follow, nor the loss."""
-    return slow(run)
+    seen = slow(run)
+    return seen if isinstance(seen, Sign | NotKnown) else _warming_up(run)
+
+
+def _warming_up(run: Record) -> Sign | None:
+    """Look for a learning rate that is still being raised, and has led nowhere, which may be meant."""
+    slopes, loss = promised(run), relative_loss(run)
+    assert slopes is not None
+    promise = slopes[0]
+    count = min(len(promise.steps), BEGINNING)
+    on_its_way = rising(run, promise.steps[:count])
+    for place in range(LEAST - 1, count):
+        so_far = promise.values[: place + 1]
+        if float(so_far.max()) > NEVER:
+            return None
+        middle, step = float(np.median(so_far)), promise.steps[place : place + 1]
+        if on_its_way[place] and 0 < middle < SMALL and at(loss, step)[0] > HIGH:
+            evidence = {
+                "share of the loss that an update promises to take off": middle,
+                "loss over that of a blind guess": float(at(loss, step)[0]),
+            }
+            title = "The learning rate is still being raised, and too low so far"
+            return Sign(int(step[0]), (), evidence, 0.6, title, severity="note")
+    return None
 
 
 def slow(run: Record, times: float = 1.0) -> Sign | NotKnown | None:
@@ -71,7 +94,7 @@ RULE = Rule(
     why="The loss goes down so slowly that the training will take many times as long as it need, and the slope "
     "is as steep after an update as before: larger ones would still lead down.",
     action="Multiply the learning rate by 3 to 10 until the loss begins to fall fast, and stop before it "
-    "oscillates. Look at whether a schedule or a factor makes it smaller than you think.",
+    "oscillates. Look at whether a schedule, a warm-up or a factor makes it smaller than you think.",
     source="Mutschler & Zell (2020), arXiv:1903.11991: the slopes at both ends of an update tell its length; "
     'LeCun, Bottou, Orr & Müller (1998), "Efficient BackProp", section 5',
     needs=("Loss", "UpdateSlopes"),

@@ -1,17 +1,24 @@
-"""CP207: a learning rate of zero."""
+"""CP207: a learning rate of zero, from the beginning or from some step on."""
 
 from __future__ import annotations
 
-from cockpit.doctor.record import Record
+import math
+
+from cockpit.doctor.record import Curve, Record
 from cockpit.doctor.rule import NotKnown, Rule, Sign
 from cockpit.doctor.rules.of_course import SYMPTOMS
+from cockpit.doctor.rules.of_layers import held
 
 LEAST = 3
 """Steps with a learning rate of 0. A warm-up may begin with one, and a schedule end with one."""
 
+OVER, SHARE = 5, 0.2
+"""Tracked steps with a learning rate of 0 after others, and their share of all so far: the schedule was over too
+early by as much."""
+
 
 def check(run: Record) -> Sign | NotKnown | None:
-    """Look for parameters whose learning rate has never been anything but 0."""
+    """Look for parameters whose learning rate has never been anything but 0, or is so for good."""
     rates = {n: c for n, c in run.curves("Wiring", "learning_rate").items() if len(c.steps)}
     if not rates:
         return NotKnown(
@@ -19,11 +26,32 @@ def check(run: Record) -> Sign | NotKnown | None:
         )
     zero = {n: c for n, c in rates.items() if len(c.steps) >= LEAST and (c.values == 0).all()}
     if not zero:
-        return None
+        return _over(rates)
     step = max(int(curve.steps[LEAST - 1]) for curve in zero.values())
     everywhere = len(zero) == len(rates)
     evidence = {"parameters with a learning rate of 0": len(zero), "of": len(rates)}
     return Sign(step, () if everywhere else tuple(zero), evidence, 0.95 if everywhere else 0.7)
+
+
+def _over(rates: dict[str, Curve]) -> Sign | None:
+    """Look for a schedule that has ended at 0, while the training goes on."""
+    found = {}
+    for name, curve in rates.items():
+        place = held(curve.values == 0, OVER)
+        if place is None:
+            continue
+        since = place - OVER + 1
+        above = curve.steps[:since][curve.values[:since] > 0]
+        if not len(above):
+            continue
+        late = max(place, math.ceil(since / (1 - SHARE)) - 1)
+        if late < len(curve.steps):
+            found[name] = int(curve.steps[late]), int(above[-1])
+    if 2 * len(found) < len(rates):
+        return None
+    step, last = max(found.values())
+    title = "The learning rate has become 0, and the training goes on"
+    return Sign(step, (), {"last step with another one": last}, 0.95, title)
 
 
 RULE = Rule(
@@ -38,6 +66,6 @@ RULE = Rule(
     needs=("Wiring",),
     check=check,
     least=LEAST,
-    explains=(*SYMPTOMS, "no-update", "lost-updates"),
+    explains=(*SYMPTOMS, "no-update", "lost-updates", "overfitting"),
     instrument="learning-rate",
 )

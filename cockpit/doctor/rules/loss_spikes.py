@@ -85,7 +85,7 @@ def _uphill(run: Record, end: Curve, loss: Curve, before: Curve) -> list[Sign]:
     """Look for the first update that ended far up, after others that did not."""
     went_well = at(before, end.steps) < GOOD
     slope = end.values * at(loss, end.steps)
-    place = first(went_well & (slope > UPHILL) & ~rising(run, end.steps))
+    place = first(went_well & (slope > UPHILL) & ~rising(run, end.steps, last=True))
     if place is None:
         return []
     step = int(end.steps[place])

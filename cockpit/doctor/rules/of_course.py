@@ -17,6 +17,9 @@ SYMPTOMS = (
 )
 """Rules that see a training from outside: what they find may follow from how it is put together."""
 
+RAISED, LATELY = 1.5, 5
+"""Times what a learning rate was, from which on it counts as raised, and for how many tracked steps that is lately."""
+
 FEWEST = 16
 """Targets without which their distribution says nothing."""
 
@@ -107,19 +110,34 @@ def raised(run: Record, steps: np.ndarray) -> np.ndarray:
     rate = _learning_rate(run)
     if rate is None:
         return np.zeros(len(steps), bool)
-    higher: np.ndarray = at(rate, steps) > 1.5 * rate.values[0]
+    higher: np.ndarray = at(rate, steps) > RAISED * rate.values[0]
     return higher
 
 
-def rising(run: Record, steps: np.ndarray) -> np.ndarray:
-    """Return at which steps the learning rate is being raised, and at the last three tracked ones was, `[n]`."""
+def rising(run: Record, steps: np.ndarray, *, last: bool = False) -> np.ndarray:
+    """Return at which steps the learning rate is on its way up, `[n]`.
+
+    It is being raised and was at the last three tracked steps, or it has been raised by half and more within the last
+    five.
+
+    Args:
+        run: The run.
+        steps: The steps.
+        last: Whether it counts as raised for longer where it is at the last step, and not at the one before.
+    """
     rate = _learning_rate(run)
     if rate is None or not len(steps):
         return np.zeros(len(steps), bool)
     now = at(rate, steps)
     up = np.concatenate([[False], np.diff(now) > 0])
-    lasting: np.ndarray = up & np.roll(up, 1) & np.roll(up, 2) & (np.arange(len(up)) > 2)
-    return lasting
+    lasting = up & np.roll(up, 1) & np.roll(up, 2) & (np.arange(len(up)) > 2)
+    before = np.concatenate([np.full(LATELY, now[0]), now])
+    lowest = np.lib.stride_tricks.sliding_window_view(before, LATELY + 1).min(1)
+    following = np.append(now[1:], np.inf if last else -np.inf)
+    beside = np.maximum(following, np.append(now[:1], now[:-1]))
+    known = np.minimum(now, beside)  # a single step is none
+    raised_lately: np.ndarray = known > RAISED * np.where(lowest > 0, lowest, np.inf)
+    return lasting | raised_lately
 
 
 def _learning_rate(run: Record) -> Curve | None:

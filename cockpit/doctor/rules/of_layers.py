@@ -44,15 +44,24 @@ def at_first(curves: Mapping[str, Curve]) -> dict[str, float]:
     return {name: float(curve.values[0]) for name, curve in curves.items() if "#" not in name}
 
 
+def layer_of(run: Record, module: str) -> str | None:
+    """Return the last layer with weights up to a module."""
+    with_weights = {
+        one.name.removesuffix(".weight") for one in run.parameters if one.name.endswith(".weight")
+    }
+    layer = None
+    for name in run.curves("ActivationStats", "rms"):
+        layer = name if name in with_weights else layer
+        if name == module:
+            return layer
+    return None
+
+
 def units_of(run: Record, module: str) -> int | None:
     """Return how many units there are in the output of a module: those of the last layer with weights before it."""
+    layer = layer_of(run, module)
     shapes = {one.name: one.shape for one in run.parameters}
-    units = None
-    for name in run.curves("ActivationStats", "rms"):
-        units = (shapes.get(f"{name}.weight") or (units,))[0]
-        if name == module:
-            return units
-    return None
+    return None if layer is None else (shapes.get(f"{layer}.weight") or (None,))[0]
 
 
 FEW = "with fewer than 16 samples in a batch, many units happen to be silent on all of them"

@@ -16,6 +16,15 @@ GAP = 0.3
 """Training loss over the lowest validation loss: what the model knows of its training samples alone. At large steps the
 running statistics of batch normalisation lag behind, and the validation loss rises for that reason: at 0.4 or more."""
 
+STEADY, STEADY_GAP = 4, 0.8
+"""Times in a row that the validation loss has risen, each time above its lowest value, and the gap that is enough then:
+running statistics that lag go up and down."""
+
+HEART, FLAT = 0.05, 0.97
+"""Training loss over the lowest validation loss of a model that knows its samples by heart, and validation loss over
+what it was `STEADY` times before: it gains nothing any more from what it learns. It may not lose by it either, which
+makes this a note."""
+
 FALLEN = 0.8
 """Training loss over what it was when the validation loss was lowest: the training goes on learning."""
 
@@ -35,6 +44,7 @@ def check(run: Record) -> Sign | NotKnown | None:
     level = recent(loss.values, WINDOW)
     train = at(Curve(loss.steps, np.where(np.isfinite(level), level, np.inf)), valid.steps)
     finite = np.where(np.isfinite(valid.values), valid.values, np.inf)
+    noted = None
     for place in range(2, len(finite)):
         best, (before, at_place) = (
             int(np.argmin(finite[: place + 1])),
@@ -42,15 +52,24 @@ def check(run: Record) -> Sign | NotKnown | None:
         )
         risen = RISE * finite[best] < before <= at_place < np.inf
         now = float(train[place])
-        if risen and now < GAP * finite[best] and now < FALLEN * train[best]:
-            evidence = {
-                "validation loss": float(valid.values[place]),
-                "its lowest value": float(valid.values[best]),
-                "at step": int(valid.steps[best]),
-                "training loss": now,
-            }
+        last = finite[max(place - STEADY, 0) : place + 1]
+        rises = len(last) > STEADY and place - STEADY >= best and bool((np.diff(last) > 0).all())
+        gap = STEADY_GAP if rises else GAP
+        learns = now < gap * finite[best] and now < FALLEN * train[best]
+        by_heart = len(last) > STEADY and now < HEART * finite[best] and last.min() > FLAT * last[0]
+        if not ((risen and learns) or by_heart):
+            continue
+        evidence = {
+            "validation loss": float(valid.values[place]),
+            "its lowest value": float(valid.values[best]),
+            "at step": int(valid.steps[best]),
+            "training loss": now,
+        }
+        if risen and learns:
             return Sign(int(valid.steps[place]), (), evidence, 0.85)
-    return None
+        title = "The model has learned its training samples by heart"
+        noted = noted or Sign(int(valid.steps[place]), (), evidence, 0.6, title, severity="note")
+    return noted
 
 
 RULE = Rule(

@@ -12,14 +12,25 @@ TITLES = {
     "of_probabilities": "The loss takes log-probabilities, and gets probabilities: the log is missing",
 }
 
+FAR = 0.1
+"""Logarithm of a sum of probabilities, which is 0; half precision gets it right to 0.01."""
+
 
 def check(run: Record) -> Sign | None:
-    """Look for a likelihood of scores or probabilities."""
+    """Look for a likelihood of scores or probabilities, or of anything else that does not sum to 1."""
     for kind, title in TITLES.items():
         step = fact(run, kind)
         if step is not None:
             return Sign(step, (), {"input of the loss": kind.removeprefix("of_")}, 0.95, title)
-    return None
+    off = run.curve("Wiring", "loss/off_one")
+    if off is None or not (off.values > FAR).any():
+        return None
+    place = int((off.values > FAR).argmax())
+    evidence = {
+        "logarithm of the sum of what should be probabilities, off 0 by": float(off.values[place])
+    }
+    title = "The loss takes log-probabilities, and gets numbers whose exponentials do not sum to 1 over the classes"
+    return Sign(int(off.steps[place]), (), evidence, 0.95, title)
 
 
 RULE = Rule(
@@ -29,7 +40,8 @@ RULE = Rule(
     title="The loss takes log-probabilities, and gets something else",
     why="The negative log-likelihood only picks the entry of the target. Without log-probabilities nothing "
     "pushes the others down, and with scores the loss falls without end.",
-    action="Use torch.nn.functional.cross_entropy on the scores, or log_softmax before nll_loss.",
+    action="Use torch.nn.functional.cross_entropy on the scores, or log_softmax before nll_loss, over the dimension of "
+    "the classes: dim=1 of [N, C, ...].",
     source="PyTorch documentation of NLLLoss",
     needs=("Wiring",),
     check=check,

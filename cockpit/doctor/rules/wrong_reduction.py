@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 
-from cockpit.doctor.record import Record
+from cockpit.doctor.record import Curve, Record
 from cockpit.doctor.rule import NotKnown, Rule, Sign
 from cockpit.doctor.rules import learning_rate_too_high, learning_rate_too_low
 
 LENIENT = 2.0
 """Times what steps that are too small promise at most otherwise: that the loss is divided once too often is known, and
 that they are small is asked in order to leave alone what is divided on purpose."""
+
+MANY = 8.0
+"""Times that a loss is divided that are no micro-batches of one batch."""
 
 ROUNDING = 1e-3
 """Relative error of a weight that is a whole number, or one over it."""
@@ -23,18 +26,18 @@ def check(run: Record) -> Sign | NotKnown | None:
         return NotKnown("the loss is not one cross-entropy or squared error, whose weight is known")
     weight, targets = float(weights.values[0]), float(seen.values[0])
     times = max(weight, 1 / weight)
-    # A sum over some of the dimensions that the targets have; any other factor is meant.
-    if (
-        not 2 <= times < math.inf
-        or abs(times - round(times)) > ROUNDING * times
-        or targets % round(times)
-    ):
+    if not 2 <= times < math.inf:
         return None
+    # A sum over some of the dimensions that the targets have, or over the samples of a batch and then divided by all.
+    whole = abs(times - round(times)) < ROUNDING * times and not targets % round(times)
     summed = weight > 1
+    if not whole and (summed or times < MANY):
+        return None  # any other factor is meant
     harm = learning_rate_too_high.check(run) if summed else learning_rate_too_low.slow(run, LENIENT)
+    what = f"summed over {round(times)}" if summed else f"divided by {times:.4g} once too often"
     if not isinstance(harm, Sign):
-        return None  # the learning rate was made for it
-    what = f"summed over {round(times)}" if summed else f"divided by {round(times)} once too often"
+        # The learning rate was made for it, as it seems.
+        return None if summed or round(times) != targets else _twice(weights, what)
     evidence = {"the losses of the targets are": what, **harm.evidence}
     title = (
         "The loss is a sum, and the learning rate too high for it"
@@ -42,6 +45,13 @@ def check(run: Record) -> Sign | NotKnown | None:
         else "The loss is divided twice, and the learning rate too low for it"
     )
     return Sign(harm.step, (), evidence, max(harm.confidence, 0.9), title)
+
+
+def _twice(weights: Curve, what: str) -> Sign:
+    """Say that a mean was divided by the number of its terms."""
+    evidence = {"the losses of the targets are": what}
+    title = "The mean loss is divided by the number of its terms once more"
+    return Sign(int(weights.steps[0]), (), evidence, 0.7, title, severity="note")
 
 
 RULE = Rule(
