@@ -240,6 +240,31 @@ def test_work_on_individual_gradients_is_shared(clock: FakeClock) -> None:
     training.watch.close()
 
 
+@dataclass(frozen=True)
+class ColdCaches(WorkOnGradients):
+    """Makes the next update slower, as cold caches do."""
+
+    steps: list[bool] = field(default_factory=list, compare=False)
+
+    def __call__(self, gradients: Any) -> Tensor:
+        self.steps.append(True)
+        return super().__call__(gradients)
+
+
+def test_what_comes_after_is_paid_for_as_well(clock: FakeClock) -> None:
+    need = ColdCaches(clock, 0.1 * PLAIN / 4)
+
+    def slower(step: int) -> float:
+        cold = bool(need.steps)
+        need.steps.clear()
+        return 0.4 * PLAIN if cold else 0.0
+
+    training = Training(clock, [Costly(budget(0.05), need=need)]).run(500, slower)
+    assert abs(training.overhead() - 0.05) < 0.01
+    assert training.counts()["Costly"] >= 40
+    training.watch.close()
+
+
 def test_quantities_of_two_steps(clock: FakeClock) -> None:
     work = Work(clock, 0.5 * PLAIN)
     training = Training(clock, [TwoSteps(budget(0.05), need=work)]).run(500)

@@ -36,6 +36,7 @@ class Kind:
         a: One variant.
         b: Another one.
         c: A third one, for all of the architectures.
+        d: A fourth one, for all of them as well.
         split: The architectures of variant a, and those of variant b. Where it makes sense on one only, that
             is in both.
         also: Names of other rules that name the cause as well.
@@ -48,6 +49,7 @@ class Kind:
     a: Change
     b: Change
     c: Change
+    d: Change
     split: tuple[tuple[str, ...], tuple[str, ...]]
     also: tuple[str, ...] = ()
     optimizers: tuple[str, ...] = OPTIMIZERS
@@ -55,12 +57,13 @@ class Kind:
 
     def change(self, variant: str) -> Change:
         """Return what a variant changes."""
-        return {"a": self.a, "b": self.b, "c": self.c}[variant]
+        return {"a": self.a, "b": self.b, "c": self.c, "d": self.d}[variant]
 
     def architectures(self, variant: str) -> tuple[str, ...]:
         """Return the architectures that a variant is for."""
         first, second = self.split
-        return {"a": first, "b": second, "c": tuple(dict.fromkeys((*first, *second)))}[variant]
+        every = tuple(dict.fromkeys((*first, *second)))
+        return {"a": first, "b": second, "c": every, "d": every}[variant]
 
     @property
     def named(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The kinds of fault, and on which architectures the rules know each variant of them."""
+"""The kinds of fault, and on which architectures each variant of them is."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLAIN_2 = ("cnn", "regression"), ("mlp",)
 NORMED = ("resnet",), ("transformer",)
 LANGUAGE = ("transformer",), ("transformer",)
 NUMBERS = ("regression",), ("regression",)
-"""Architectures in two groups: the rules know variant a on the first ones, and b on the others; c is for all."""
+"""Architectures in two groups: variant a is for the first ones, and b for the others; c and d are for all."""
 
 SGD = ("sgd", "momentum")
 """Optimizers to which the scale of the gradient matters."""
@@ -39,6 +39,7 @@ KINDS: tuple[Kind, ...] = (
         steps.diverging,
         steps.growing,
         steps.second_stage,
+        steps.one_cycle,
         ALL_1,
         baselines=("WeightUpdateRatio",),
     ),
@@ -48,6 +49,7 @@ KINDS: tuple[Kind, ...] = (
         steps.edge,
         steps.warmed_up_too_far,
         steps.restarts,
+        steps.multiplied_by_ten,
         ALL_2,
         baselines=("WeightUpdateRatio",),
     ),
@@ -57,6 +59,7 @@ KINDS: tuple[Kind, ...] = (
         steps.too_low,
         steps.far_too_low,
         steps.warming_up,
+        steps.rate_of_fine_tuning,
         ALL_1,
         baselines=STILL,
     ),
@@ -66,6 +69,7 @@ KINDS: tuple[Kind, ...] = (
         steps.rate_of_zero,
         steps.rate_divided_to_zero,
         steps.decayed_to_zero,
+        steps.warming_up_by_epochs,
         ALL_2,
         also=("no-update",),
         baselines=STILL,
@@ -76,6 +80,7 @@ KINDS: tuple[Kind, ...] = (
         steps.no_step,
         steps.zeroed_before_the_step,
         steps.loaded_at_every_step,
+        steps.accumulated_for_too_long,
         ALL_1,
         baselines=STILL,
     ),
@@ -85,6 +90,7 @@ KINDS: tuple[Kind, ...] = (
         steps.first_frozen,
         steps.middle_frozen,
         steps.all_but_the_head_frozen,
+        steps.head_frozen,
         ALL_2,
         baselines=("UnchangedTensor", "WeightUpdateRatio"),
     ),
@@ -94,6 +100,7 @@ KINDS: tuple[Kind, ...] = (
         loss.detached,
         loss.untracked,
         loss.features_detached,
+        loss.quantised,
         PLAIN_1,
         baselines=("UnchangedTensor", "VanishingGradient", "WeightUpdateRatio"),
     ),
@@ -103,6 +110,7 @@ KINDS: tuple[Kind, ...] = (
         steps.last_not_listed,
         steps.middle_not_listed,
         steps.vectors_not_listed,
+        steps.stem_not_listed,
         ALL_1,
         baselines=("UnchangedTensor", "WeightUpdateRatio"),
     ),
@@ -112,6 +120,7 @@ KINDS: tuple[Kind, ...] = (
         steps.two_optimizers,
         steps.all_twice,
         steps.features_twice,
+        steps.stem_twice,
         ALL_2,
     ),
     Kind(
@@ -120,6 +129,7 @@ KINDS: tuple[Kind, ...] = (
         steps.never_zeroed,
         steps.zeroed_at_epochs,
         steps.head_zeroed,
+        steps.zeroed_every_fourth,
         ALL_2,
     ),
     Kind(
@@ -128,6 +138,7 @@ KINDS: tuple[Kind, ...] = (
         steps.evaluating,
         steps.evaluating_after_the_first_look,
         steps.blocks_evaluating,
+        steps.evaluating_for_half_of_the_time,
         NORMED,
     ),
     Kind(
@@ -136,6 +147,7 @@ KINDS: tuple[Kind, ...] = (
         steps.batch_of(1),
         steps.batch_of(2),
         steps.batch_of(3),
+        steps.batch_shared,
         ALL_1,
     ),
     Kind(
@@ -144,6 +156,7 @@ KINDS: tuple[Kind, ...] = (
         steps.batch_of(1000),
         steps.batch_of(800),
         steps.batch_of(2000),
+        steps.batch_of(512),
         (("mlp",), ("regression",)),
     ),
     Kind(
@@ -152,6 +165,7 @@ KINDS: tuple[Kind, ...] = (
         steps.decay_decoupled,
         steps.decay_strong,
         steps.penalty,
+        steps.decay_of_large_models,
         ALL_2,
     ),
     Kind(
@@ -160,6 +174,7 @@ KINDS: tuple[Kind, ...] = (
         steps.bad_batch,
         steps.rate_bump,
         steps.other_coding,
+        steps.noise_for_inputs,
         ALL_1,
         baselines=("SpikeDetection",),
     ),
@@ -169,6 +184,7 @@ KINDS: tuple[Kind, ...] = (
         steps.bfloat16,
         steps.float16,
         steps.partly_bfloat16,
+        steps.bfloat16_annealed,
         PLAIN_2,
         baselines=("UnchangedTensor",),
     ),
@@ -177,7 +193,8 @@ KINDS: tuple[Kind, ...] = (
         "clipping-always",
         steps.clipped_to(1e-3),
         steps.clipped_to(1e-2),
-        steps.clipped_by_value,
+        steps.clipped_by_value(1e-4),
+        steps.clipped_one_by_one,
         ALL_1,
         optimizers=SGD,
     ),
@@ -187,6 +204,7 @@ KINDS: tuple[Kind, ...] = (
         steps.clipped_to(1e4),
         steps.clipped_to(1e6),
         steps.clipped_to(100.0),
+        steps.clipped_by_value(5.0),
         ALL_2,
     ),
     Kind(
@@ -195,6 +213,7 @@ KINDS: tuple[Kind, ...] = (
         steps.stopped_early,
         steps.decayed_at_once,
         steps.plateau_of_steps,
+        steps.inverse_decay,
         ALL_1,
         also=("learning-rate-too-low",),
         baselines=STILL,
@@ -206,6 +225,7 @@ KINDS: tuple[Kind, ...] = (
         signals.deep_sigmoids,
         signals.small_gains,
         signals.small_normal,
+        signals.deep_by_default,
         PLAIN_2,
         also=("bad-initialisation",),
         baselines=("VanishingGradient",),
@@ -216,6 +236,7 @@ KINDS: tuple[Kind, ...] = (
         signals.large_gains,
         signals.amplified,
         signals.uniform_weights,
+        signals.root_taken_twice,
         PLAIN_1,
         also=("bad-initialisation",),
         baselines=("ExplodingTensor",),
@@ -226,6 +247,7 @@ KINDS: tuple[Kind, ...] = (
         signals.dead,
         signals.dead_from_the_start,
         signals.dead_at_the_end,
+        signals.dead_everywhere,
         FLOATS_1,
         baselines=("DeadRelu",),
     ),
@@ -235,6 +257,7 @@ KINDS: tuple[Kind, ...] = (
         signals.dormant,
         signals.dormant_at_first,
         signals.dormant_at_the_end,
+        signals.grown,
         PLAIN_2,
         also=("dead-units", "bad-initialisation"),
     ),
@@ -244,6 +267,7 @@ KINDS: tuple[Kind, ...] = (
         signals.saturated_tanh,
         signals.saturated_sigmoid,
         signals.saturated_by_normal,
+        signals.saturated_by_positive,
         PLAIN_1,
         also=("bad-initialisation",),
         baselines=("SaturatedActivation",),
@@ -254,6 +278,7 @@ KINDS: tuple[Kind, ...] = (
         signals.one_layer_times(100.0),
         signals.one_layer_times(30.0),
         signals.last_normal,
+        signals.middle_positive,
         PLAIN_2,
         also=("exploding-gradients",),
     ),
@@ -263,6 +288,7 @@ KINDS: tuple[Kind, ...] = (
         signals.one_layer_times(1 / 300.0),
         signals.one_layer_times(1 / 100.0),
         signals.first_small,
+        signals.second_small,
         PLAIN_1,
         also=("vanishing-gradients",),
     ),
@@ -272,6 +298,7 @@ KINDS: tuple[Kind, ...] = (
         signals.constant,
         signals.symmetric_layer,
         signals.widened,
+        signals.doubled,
         PLAIN_2,
         also=("bad-initialisation",),
     ),
@@ -281,6 +308,7 @@ KINDS: tuple[Kind, ...] = (
         signals.no_norms,
         signals.no_norms_deep,
         signals.no_norms_he,
+        signals.no_norms_in_the_blocks,
         NORMED,
         also=("exploding-gradients", "vanishing-gradients", "bad-initialisation"),
     ),
@@ -290,7 +318,9 @@ KINDS: tuple[Kind, ...] = (
         signals.norm_last,
         signals.batch_norm_last,
         signals.root_mean_square_last,
+        signals.unit_length_last,
         IMAGES_2,
+        also=("squashed-scores",),
     ),
     Kind(
         "attention-collapse",
@@ -298,6 +328,7 @@ KINDS: tuple[Kind, ...] = (
         signals.sharp_attention,
         signals.sharper_attention,
         signals.normal_attention,
+        signals.scaled_in_the_norms,
         LANGUAGE,
         also=("attention-logit-growth",),
     ),
@@ -307,6 +338,7 @@ KINDS: tuple[Kind, ...] = (
         partial(steps.attention_rates, factor=30.0),
         partial(steps.attention_rates, factor=60.0),
         steps.grown,
+        steps.attention_by_adam,
         LANGUAGE,
         also=("attention-entropy-collapse",),
     ),
@@ -316,6 +348,7 @@ KINDS: tuple[Kind, ...] = (
         signals.mean_over_batch,
         signals.mixed_samples,
         signals.standardised_together,
+        signals.attention_between_samples,
         (("mlp", "regression"), ("cnn", "transformer")),
     ),
     # -- the loss
@@ -325,6 +358,7 @@ KINDS: tuple[Kind, ...] = (
         loss.double_softmax,
         loss.sigmoid_before,
         loss.softmax_last,
+        loss.tempered_before,
         CLASSES_1,
     ),
     Kind(
@@ -333,6 +367,7 @@ KINDS: tuple[Kind, ...] = (
         loss.of_scores,
         loss.of_probabilities,
         loss.of_log_sigmoids,
+        loss.over_the_batch,
         CLASSES_2,
     ),
     Kind(
@@ -341,7 +376,9 @@ KINDS: tuple[Kind, ...] = (
         loss.relu_before,
         loss.tanh_before,
         loss.clamped_before,
+        loss.length_one_before,
         CLASSES_1,
+        also=("normalisation-misplaced",),
     ),
     Kind(
         "wrong-reduction",
@@ -349,6 +386,7 @@ KINDS: tuple[Kind, ...] = (
         loss.summed,
         loss.divided_twice,
         loss.divided_by_all,
+        loss.divided_for_accumulation,
         ALL_2,
         also=("learning-rate-too-high", "learning-rate-too-low"),
         optimizers=SGD,
@@ -359,6 +397,7 @@ KINDS: tuple[Kind, ...] = (
         signals.large_head,
         signals.sure_head,
         signals.random_head,
+        signals.priors_of_others,
         CLASSES_2,
         also=("bad-initialisation",),
     ),
@@ -368,6 +407,7 @@ KINDS: tuple[Kind, ...] = (
         loss.target_without_column,
         loss.output_without_column,
         loss.mean_over_targets,
+        loss.mean_over_outputs,
         NUMBERS,
     ),
     Kind(
@@ -376,6 +416,7 @@ KINDS: tuple[Kind, ...] = (
         data.nan_pixel,
         data.constant_sample,
         data.logarithm,
+        signals.root,
         FLOATS_2,
         baselines=("ExplodingTensor", "NonFiniteLoss"),
     ),
@@ -386,6 +427,7 @@ KINDS: tuple[Kind, ...] = (
         data.bytes_,
         data.unscaled,
         data.constants_of_another_unit,
+        data.counts,
         FLOATS_1,
         also=("inputs-mis-scaled",),
     ),
@@ -395,6 +437,7 @@ KINDS: tuple[Kind, ...] = (
         data.offset,
         data.one_feature,
         data.divided_twice,
+        data.two_sources,
         FLOATS_2,
         also=("inputs-not-scaled",),
     ),
@@ -404,6 +447,7 @@ KINDS: tuple[Kind, ...] = (
         data.shuffled_once,
         data.shuffled_in_the_batch,
         data.off_by_one,
+        data.sorted_as_text,
         ALL_1,
         baselines=STUCK,
     ),
@@ -413,6 +457,7 @@ KINDS: tuple[Kind, ...] = (
         data.partly_random,
         data.partly_swapped,
         data.partly_missing,
+        data.partly_shifted,
         IMAGES_1,
     ),
     Kind(
@@ -421,6 +466,7 @@ KINDS: tuple[Kind, ...] = (
         data.unshuffled,
         data.shuffled_in_blocks,
         data.shuffled_in_a_window,
+        data.batches_shuffled,
         FLOATS_2,
     ),
     Kind(
@@ -429,6 +475,7 @@ KINDS: tuple[Kind, ...] = (
         data.one_class_mostly,
         data.long_tail,
         data.nine_of_ten,
+        data.two_classes_mostly,
         IMAGES_2,
     ),
     Kind(
@@ -437,6 +484,7 @@ KINDS: tuple[Kind, ...] = (
         data.few_samples(64),
         data.few_samples(128),
         data.repeated,
+        data.same_batch,
         ALL_1,
     ),
     Kind(
@@ -445,6 +493,7 @@ KINDS: tuple[Kind, ...] = (
         data.tiny,
         data.drowned_in_dropout,
         data.drowned_in_noise,
+        data.bottleneck,
         PLAIN_2,
         baselines=STUCK,
     ),

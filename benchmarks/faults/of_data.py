@@ -37,6 +37,13 @@ def constants_of_another_unit(setup: Setup) -> Injected:
     return first(setup)
 
 
+def counts(setup: Setup) -> Injected:
+    """Give all inputs as the counts of a detector of 10 bits, 0 to 1023."""
+    low, high = setup.data.x.min(), setup.data.x.max()
+    setup.data.each_input(lambda x: 1023 * (x - low) / (high - low))
+    return first(setup)
+
+
 def offset(setup: Setup) -> Injected:
     """Forget to take the mean away: every input is 8 standard deviations off."""
     setup.data.each_input(lambda x: x + 8)
@@ -62,6 +69,19 @@ def divided_twice(setup: Setup) -> Injected:
     return first(setup)
 
 
+def two_sources(setup: Setup) -> Injected:
+    """Take every fourth sample from a second source, whose numbers go from 0 to 255."""
+    low, high = setup.data.x.min(), setup.data.x.max()
+
+    def change(x: Tensor) -> Tensor:
+        x = x.clone()
+        x[::4] = 255 * (x[::4] - low) / (high - low)
+        return x
+
+    setup.data.each_input(change)
+    return first(setup)
+
+
 def first(setup: Setup) -> Injected:
     """Return the first layer."""
     return Injected((layers(setup.model)[0][0],))
@@ -84,6 +104,15 @@ def off_by_one(setup: Setup) -> None:
     setup.data.y = setup.data.y.roll(1, 0)
 
 
+def sorted_as_text(setup: Setup) -> None:
+    """Read the samples by the names of their files, sorted as text, 0, 1, 10, 100, and the labels by number."""
+
+    def by_name(x: Tensor) -> Tensor:
+        return x[sorted(range(len(x)), key=str)]
+
+    setup.data.each_input(by_name)
+
+
 def partly_random(setup: Setup) -> Injected:
     """Give a fifth of the samples random labels."""
     return _wrong(setup, 0.2, lambda y, draw: torch.randint(10, y.shape, generator=draw))
@@ -97,6 +126,15 @@ def partly_swapped(setup: Setup) -> Injected:
 def partly_missing(setup: Setup) -> Injected:
     """Give a quarter of the samples class 0, as which a missing label is read."""
     return _wrong(setup, 0.25, lambda y, draw: torch.zeros_like(y))
+
+
+def partly_shifted(setup: Setup) -> Injected:
+    """Lose one label of a part of the file: 600 samples on end have that of the next one."""
+    given = setup.data.y.clone()
+    given[1000:1600] = setup.data.y[1001:1601]
+    wrong = (given != setup.data.y).nonzero().flatten().tolist()
+    setup.data.y = given
+    return Injected(tuple(f"sample {place}" for place in wrong))
 
 
 def _wrong(
@@ -140,6 +178,14 @@ def in_a_window(data: Data, batch_size: int, draw: torch.Generator) -> Iterator[
         yield from places[late.argsort()].split(batch_size)[: len(places) // batch_size]
 
 
+def whole_batches(data: Data, batch_size: int, draw: torch.Generator) -> Iterator[Tensor]:
+    """Yield batches of samples sorted by their targets, in an order that is drawn for every epoch."""
+    batches = _sorted(data).split(batch_size)[: len(data.y) // batch_size]
+    while True:
+        for place in torch.randperm(len(batches), generator=draw).tolist():
+            yield batches[place]
+
+
 def unshuffled(setup: Setup) -> None:
     """Take the samples in the order of their targets."""
     setup.order = by_class
@@ -155,6 +201,11 @@ def shuffled_in_a_window(setup: Setup) -> None:
     setup.order = in_a_window
 
 
+def batches_shuffled(setup: Setup) -> None:
+    """Shuffle after the sorted samples are put into batches, not before."""
+    setup.order = whole_batches
+
+
 def one_class_mostly(setup: Setup) -> None:
     """Train on data of which 97 % are of one class."""
     _imbalanced(setup, lambda classes: torch.where(classes == 0, 1.0, 0.03 / 9 * 1.03))
@@ -168,6 +219,11 @@ def long_tail(setup: Setup) -> None:
 def nine_of_ten(setup: Setup) -> None:
     """Train on data of which 90 % are of class 3."""
     _imbalanced(setup, lambda classes: torch.where(classes == 3, 0.9, 0.1 / 9))
+
+
+def two_classes_mostly(setup: Setup) -> None:
+    """Train on data of which 96 % are of two classes."""
+    _imbalanced(setup, lambda classes: torch.where((classes == 1) | (classes == 7), 0.48, 0.005))
 
 
 def _imbalanced(setup: Setup, weight: Callable[[Tensor], Tensor]) -> None:
@@ -197,6 +253,18 @@ def repeated(setup: Setup) -> None:
     setup.steps = 400
 
 
+def first_batch(data: Data, batch_size: int, draw: torch.Generator) -> Iterator[Tensor]:
+    """Yield the first batch again and again."""
+    while True:
+        yield torch.arange(batch_size)
+
+
+def same_batch(setup: Setup) -> None:
+    """Make the iterator over the batches inside of the loop, so that every step takes the first one."""
+    setup.order = first_batch
+    setup.steps = 400
+
+
 def tiny(setup: Setup) -> None:
     """Train a model with one or two units in every layer."""
     if setup.architecture == "cnn":
@@ -219,6 +287,18 @@ def drowned_in_noise(setup: Setup) -> None:
     """Augment with noise that is far larger than the inputs."""
     draw = torch.Generator().manual_seed(setup.seed)
     setup.inputs = lambda step, x: x + 2 * torch.randn(x.shape, generator=draw)
+
+
+def bottleneck(setup: Setup) -> None:
+    """Make one layer so narrow that a number or two have to say it all."""
+    model: Any = setup.model
+    setup.again()
+    if setup.architecture == "cnn":
+        model.fc1, model.act4, model.head = nn.Linear(784, 2), nn.GELU(), nn.Linear(2, 10)
+    else:
+        width = 1 if setup.architecture == "regression" else 2
+        model.fc1, model.act1 = nn.Linear(model.fc1.in_features, width), nn.GELU()
+        model.fc2 = nn.Linear(width, model.fc2.out_features)
 
 
 def one_sample(setup: Setup) -> int:

@@ -29,6 +29,8 @@ sigmoid_before = before_the_loss(torch.sigmoid)
 relu_before = before_the_loss(torch.relu)
 tanh_before = before_the_loss(torch.tanh)
 clamped_before = before_the_loss(lambda outputs: outputs.clamp(-1, 1))
+length_one_before = before_the_loss(lambda outputs: F.normalize(outputs, dim=-1))
+tempered_before = before_the_loss(lambda outputs: (outputs / 2).softmax(-1))
 
 
 def softmax_last(setup: Setup) -> None:
@@ -53,6 +55,7 @@ def likelihood(of: Callable[[Tensor], Tensor]) -> Change:
 of_scores = likelihood(lambda outputs: outputs)
 of_probabilities = likelihood(lambda outputs: outputs.softmax(-1))
 of_log_sigmoids = likelihood(F.logsigmoid)
+over_the_batch = likelihood(lambda outputs: outputs.log_softmax(0))
 
 
 def summed(setup: Setup) -> None:
@@ -72,6 +75,11 @@ def divided_by_all(setup: Setup) -> None:
     setup.reduce = lambda losses: losses.sum() / count
 
 
+def divided_for_accumulation(setup: Setup) -> None:
+    """Divide the loss by the number of batches whose gradients add up, 8, but update after each of them."""
+    setup.reduce = lambda losses: losses.mean() / 8
+
+
 def target_without_column(setup: Setup) -> None:
     """Compare outputs `[N, 1]` with targets `[N]`."""
     setup.losses = lambda outputs, y: (outputs - y.squeeze(1)).square()
@@ -87,6 +95,11 @@ def mean_over_targets(setup: Setup) -> None:
     setup.losses = lambda outputs, y: (outputs - y.squeeze(1)).square().mean(1)
 
 
+def mean_over_outputs(setup: Setup) -> None:
+    """Compare outputs `[N]` with targets `[N, 1]` by absolute errors, with the mean over what should be the one."""
+    setup.losses = lambda outputs, y: (outputs.squeeze(1) - y).abs().mean(1)
+
+
 class Detached(nn.Module):
     """An activation that hands on no gradient."""
 
@@ -97,6 +110,18 @@ class Detached(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the activation without its graph."""
         return self.activation(x).detach()
+
+
+class Quantised(nn.Module):
+    """An activation that is rounded: its derivative is 0 wherever it has one."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the activation in steps of an eighth."""
+        return (8 * self.activation(x)).round() / 8
 
 
 class Untracked(nn.Module):
@@ -135,3 +160,11 @@ def features_detached(setup: Setup) -> Injected:
     name = after(setup.model, found[-1], ACTIVATIONS)
     put(setup.model, name, Detached(part(setup.model, name)))
     return Injected(tuple(found))
+
+
+def quantised(setup: Setup) -> Injected:
+    """Round the first activation, as on the target device, without letting the gradient pass straight through."""
+    name, _ = layers(setup.model)[0]
+    activation = after(setup.model, name, ACTIVATIONS)
+    put(setup.model, activation, Quantised(part(setup.model, activation)))
+    return Injected((name,))

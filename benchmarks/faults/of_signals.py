@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.faults import models
@@ -16,6 +17,7 @@ from benchmarks.faults.of_steps import attentions
 from benchmarks.faults.training import Setup
 
 ACTIVATIONS = (nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid)
+NORMS = (nn.BatchNorm2d, nn.LayerNorm)
 
 
 def replace(setup: Setup, **options: Any) -> list[str]:
@@ -74,6 +76,12 @@ def small_normal(setup: Setup) -> Injected:
     return Injected(tuple(names[: len(names) // 2]))
 
 
+def deep_by_default(setup: Setup) -> Injected:
+    """Stack 16 ReLU layers with the default initialisation, under which each halves the signal or worse."""
+    names = deep(setup, 16, nn.ReLU)
+    return Injected(tuple(names[: len(names) // 2]))
+
+
 def large_gains(setup: Setup) -> Injected:
     """Initialise every layer of a deep model with weights that are too large."""
     names = deep(setup, 8, nn.ReLU)
@@ -95,6 +103,15 @@ def uniform_weights(setup: Setup) -> Injected:
     names = deep(setup, 8, nn.ReLU)
     for name in names:
         nn.init.uniform_(part(setup.model, name).weight, -0.5, 0.5)
+    return Injected((*names, "head"))
+
+
+def root_taken_twice(setup: Setup) -> Injected:
+    """Initialise a deep model as He et al. (2015) do, but take the root of the variance twice."""
+    names = deep(setup, 8, nn.ReLU)
+    for name in names:
+        weight = part(setup.model, name).weight
+        nn.init.normal_(weight, std=(2 / weight[0].numel()) ** 0.25)
     return Injected((*names, "head"))
 
 
@@ -129,6 +146,15 @@ def dead_at_the_end(setup: Setup) -> Injected:
     name, _ = layers(setup.model)[-1]
     shift(setup.model, name, -6.0, 0.6)
     return Injected((name, after(setup.model, name, nn.ReLU), *_norm(setup.model, name)))
+
+
+def dead_everywhere(setup: Setup) -> Injected:
+    """Go on from a training that went wrong, in which two of three units of every layer have died."""
+    places: list[str] = []
+    for name, _ in layers(setup.model):
+        shift(setup.model, name, -8.0, 2 / 3)
+        places += [name, after(setup.model, name, nn.ReLU), *_norm(setup.model, name)]
+    return Injected(tuple(places))
 
 
 def _norm(model: nn.Module, name: str) -> tuple[str, ...]:
@@ -171,6 +197,22 @@ def dormant_at_the_end(setup: Setup) -> Injected:
     return Injected((name, after(setup.model, name, ACTIVATIONS)))
 
 
+@torch.no_grad()
+def grown(setup: Setup) -> Injected:
+    """Grow every layer to four times its width, with weights of new units that are next to nothing."""
+    found = layers(setup.model)
+    for place, (name, layer) in enumerate(found):
+        count = 3 * len(layer.weight) // 4
+        if place:
+            scale(layer, 2.0)  # as it was initialised, with a quarter of the inputs
+        layer.weight[:count] *= 1e-3
+        layer.bias[:count] = 0
+        _outgoing(setup.model, name, count, 1e-3)
+    scale(part(setup.model, "head"), 2.0)
+    acts = (after(setup.model, name, ACTIVATIONS) for name, _ in found)
+    return Injected((*(name for name, _ in found), *acts))
+
+
 def _outgoing(model: nn.Module, name: str, count: int, factor: float) -> None:
     """Multiply the weights from the first units of a layer to the next one."""
     names = [known for known, _ in layers(model)] + ["head"]
@@ -206,6 +248,14 @@ def saturated_by_normal(setup: Setup) -> Injected:
     return Injected((*names, *(after(setup.model, name, nn.Tanh) for name in names)))
 
 
+def saturated_by_positive(setup: Setup) -> Injected:
+    """Use sigmoids, and draw all weights but the last layer's from 0 to 1, none of them negative."""
+    names = replace(setup, activation=nn.Sigmoid)
+    for name in names:
+        nn.init.uniform_(part(setup.model, name).weight)
+    return Injected((*names, *(after(setup.model, name, nn.Sigmoid) for name in names)))
+
+
 def last_normal(setup: Setup) -> Injected:
     """Initialise the last hidden layer with a standard deviation of 3."""
     name, layer = layers(setup.model)[-1]
@@ -217,6 +267,21 @@ def first_small(setup: Setup) -> Injected:
     """Initialise the first layer with a standard deviation of 0.0001."""
     name, layer = layers(setup.model)[0]
     nn.init.normal_(layer.weight, std=1e-4)
+    return Injected((name, after(setup.model, name, ACTIVATIONS)))
+
+
+def middle_positive(setup: Setup) -> Injected:
+    """Draw the weights of a layer written by hand from 0 to 1."""
+    name, layer = middle(setup)
+    nn.init.uniform_(layer.weight)
+    return Injected((name, after(setup.model, name, ACTIVATIONS)))
+
+
+def second_small(setup: Setup) -> Injected:
+    """Initialise the second layer with a standard deviation of 0.001 and biases of 0."""
+    name, layer = layers(setup.model)[1]
+    nn.init.normal_(layer.weight, std=1e-3)
+    nn.init.zeros_(layer.bias)
     return Injected((name, after(setup.model, name, ACTIVATIONS)))
 
 
@@ -286,6 +351,20 @@ def widened(setup: Setup) -> Injected:
 
 
 @torch.no_grad()
+def doubled(setup: Setup) -> Injected:
+    """Make every layer twice as wide as that of a checkpoint, by a copy of each unit."""
+    found = layers(setup.model)
+    following = [*(layer for _, layer in found[1:]), part(setup.model, "head")]
+    for (_, layer), after_it in zip(found, following, strict=True):
+        for value in (layer.weight, layer.bias):
+            value[len(value) // 2 :] = value[: len(value) // 2]
+        half = after_it.weight.shape[1] // 2
+        after_it.weight[:, half:] = after_it.weight[:, :half]
+    acts = (after(setup.model, name, ACTIVATIONS) for name, _ in found)
+    return Injected((*(name for name, _ in found), *acts))
+
+
+@torch.no_grad()
 def large_head(setup: Setup) -> Injected:
     """Initialise the last layer so that scores have a standard deviation of 6."""
     head = part(setup.model, "head")
@@ -304,6 +383,14 @@ def sure_head(setup: Setup) -> Injected:
 def random_head(setup: Setup) -> Injected:
     """Draw the biases of the last layer from a normal distribution of standard deviation 4."""
     nn.init.normal_(part(setup.model, "head").bias, std=4.0)
+    return Injected(("head",))
+
+
+@torch.no_grad()
+def priors_of_others(setup: Setup) -> Injected:
+    """Set the biases of the last layer to the log frequencies of classes with a long tail, of other data."""
+    bias = part(setup.model, "head").bias
+    bias.copy_(torch.linspace(0, -11, len(bias)))
     return Injected(("head",))
 
 
@@ -329,6 +416,18 @@ def no_norms_he(setup: Setup) -> None:
     replace(setup, norm=lambda width: nn.Identity(), **count)
     for _, layer in layers(setup.model):
         nn.init.kaiming_normal_(layer.weight)
+
+
+def no_norms_in_the_blocks(setup: Setup) -> None:
+    """Leave the norms out of the blocks of a deep model, and keep the one outside of them."""
+    count = {"resnet": {"blocks": 12}, "transformer": {"layers": 8}}[setup.architecture]
+    replace(setup, **count)
+    names = [name for name, module in setup.model.named_modules() if isinstance(module, NORMS)]
+    for name in names:
+        if name.startswith("blocks."):
+            put(setup.model, name, nn.Identity())
+    for _, layer in layers(setup.model):
+        nn.init.xavier_normal_(layer.weight)
 
 
 def put(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -377,6 +476,31 @@ class OverEverything(nn.Module):
         return (x - x.mean()) / (x.std() + 1e-5)
 
 
+class UnitLength(nn.Module):
+    """Divides each sample by its length."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return samples of length 1."""
+        return F.normalize(x, dim=1)
+
+
+class BetweenSamples(nn.Module):
+    """Attention that takes `[N, W]` for one sequence, and `[N, T, W]` for `[T, N, W]`: sequence first.
+
+    Args:
+        width: Number of features, W.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(width, models.HEADS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features plus what the samples of the batch have for each other."""
+        attended, _ = self.attention(x, x, x, need_weights=False)
+        return x + attended
+
+
 def norm_last(setup: Setup) -> Injected:
     """Put a norm without a scale of its own after the last layer."""
     return followed(setup, nn.LayerNorm(setup.data.classes, elementwise_affine=False))
@@ -392,6 +516,11 @@ def root_mean_square_last(setup: Setup) -> Injected:
     return followed(setup, nn.RMSNorm(setup.data.classes, elementwise_affine=False))
 
 
+def unit_length_last(setup: Setup) -> Injected:
+    """Scale the scores of every sample to length 1, as for a cosine, without a factor that makes up for it."""
+    return followed(setup, UnitLength())
+
+
 def mean_over_batch(setup: Setup) -> Injected:
     """Centre the scores over the batch in the place of the classes."""
     return followed(setup, OverTheBatch())
@@ -405,6 +534,17 @@ def mixed_samples(setup: Setup) -> Injected:
 def standardised_together(setup: Setup) -> Injected:
     """Standardise the features in the middle of the model over the batch as well."""
     return Injected(after_the_middle(setup, standardised=OverEverything()))
+
+
+def attention_between_samples(setup: Setup) -> Injected:
+    """Put attention behind the last activation, and forget that its first dimension is the sequence."""
+    found = [
+        name for name, module in setup.model.named_modules() if isinstance(module, ACTIVATIONS)
+    ]
+    width = 2 * models.WIDTH if setup.architecture == "transformer" else 64
+    both = OrderedDict(activation=part(setup.model, found[-1]), attended=BetweenSamples(width))
+    put(setup.model, found[-1], nn.Sequential(both))
+    return Injected((found[-1], f"{found[-1]}.attended"))
 
 
 @torch.no_grad()
@@ -427,9 +567,35 @@ def normal_attention(setup: Setup) -> Injected:
     return Injected((name,))
 
 
+@torch.no_grad()
+def scaled_in_the_norms(setup: Setup) -> Injected:
+    """Load norms before the attention with weights of 5, which the projections have in them already."""
+    names = attentions(setup.model)
+    norms = [name.replace("attention", "norm1") for name in names]
+    for name in norms:
+        part(setup.model, name).weight.fill_(5.0)
+    return Injected((*names, *norms))
+
+
 def _attention(setup: Setup, factor: float, blocks: int | None = None) -> Injected:
     names = attentions(setup.model)[:blocks]
     for name in names:
         weight = part(setup.model, name).in_proj_weight
         weight[: 2 * models.WIDTH] *= factor
     return Injected(names)
+
+
+class Root(nn.Module):
+    """An activation with the root of what is positive, and 0 for the rest."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the roots; the gradient is NaN where the root that is not taken is."""
+        return torch.where(x > 0, x.sqrt(), 0.0)
+
+
+def root(setup: Setup) -> Injected:
+    """Choose between a root and 0 after both are computed: the loss is finite, its gradient is not."""
+    name, _ = middle(setup)
+    activation = after(setup.model, name, nn.ReLU)
+    put(setup.model, activation, Root())
+    return Injected((activation, name, *_norm(setup.model, name)))

@@ -30,6 +30,18 @@ def second_stage(setup: Setup) -> Injected:
     return Injected(step=at)
 
 
+def one_cycle(setup: Setup) -> Injected:
+    """Let the rate go up and down once, with a peak at step 60 that a test of rates has shown to be too high."""
+    setup.rate, peak = 4 * setup.edge, 60
+
+    def schedule(step: int) -> float:
+        turn = (step + 1) / peak if step < peak else 1 + (step - peak) / (setup.steps - peak)
+        return (1 - math.cos(math.pi * turn)) / 2  # up from 0 in the first turn, down in the second
+
+    setup.schedule = schedule
+    return Injected(step=20)
+
+
 def edge(setup: Setup) -> None:
     """Train with a rate that is a little too high."""
     setup.rate = setup.edge
@@ -48,6 +60,13 @@ def restarts(setup: Setup) -> None:
     setup.schedule = lambda step: (1 + math.cos(math.pi * (step % 40) / 40)) / 2
 
 
+def multiplied_by_ten(setup: Setup) -> Injected:
+    """Multiply the rate by 10 at step 80, where it was to be divided by 10."""
+    at = 80
+    setup.schedule = lambda step: 10.0 if step >= at else 1.0
+    return Injected(step=at)
+
+
 def too_low(setup: Setup) -> None:
     """Train with a 300th of the rate."""
     setup.rate /= 300
@@ -61,6 +80,11 @@ def far_too_low(setup: Setup) -> None:
 def warming_up(setup: Setup) -> None:
     """Warm up for 10,000 steps, as many as a large model needs."""
     setup.schedule = lambda step: (step + 1) / 10_000
+
+
+def rate_of_fine_tuning(setup: Setup) -> None:
+    """Train from scratch with 2e-5, a rate with which large models are fine-tuned."""
+    setup.rate = 2e-5
 
 
 def rate_of_zero(setup: Setup) -> None:
@@ -78,6 +102,12 @@ def decayed_to_zero(setup: Setup) -> Injected:
     at = 40
     setup.schedule = lambda step: max(0.0, 1 - step / at)
     return Injected(step=at)
+
+
+def warming_up_by_epochs(setup: Setup) -> None:
+    """Warm up over five epochs, with a scheduler that counts epochs: in the first one the rate is 0."""
+    epoch = len(setup.data.x) // setup.batch_size
+    setup.schedule = lambda step: min(1.0, step // epoch / 5)
 
 
 def no_step(setup: Setup) -> None:
@@ -101,6 +131,12 @@ def loaded_at_every_step(setup: Setup) -> None:
     setup.prepare = prepare
 
 
+def accumulated_for_too_long(setup: Setup) -> None:
+    """Accumulate the gradients of 1,000 batches for an update: more than there are."""
+    setup.zeroes = lambda step: step % 1000 == 0
+    setup.updates = lambda step: step % 1000 == 999
+
+
 def first_frozen(setup: Setup) -> Injected:
     """Leave the first layer as a fine-tuning script would."""
     name, layer = layers(setup.model)[0]
@@ -121,6 +157,12 @@ def all_but_the_head_frozen(setup: Setup) -> Injected:
     setup.model.requires_grad_(False)
     part(setup.model, "head").requires_grad_(True)
     return Injected(tuple(name for name in owners(setup.model) if name != "head"))
+
+
+def head_frozen(setup: Setup) -> Injected:
+    """Freeze the last layer, and train the rest: the wrong way round."""
+    part(setup.model, "head").requires_grad_(False)
+    return Injected(("head",))
 
 
 def owners(model: nn.Module) -> list[str]:
@@ -151,6 +193,14 @@ def vectors_not_listed(setup: Setup) -> Injected:
     return Injected(tuple(name for name, p in setup.model.named_parameters() if p.dim() == 1))
 
 
+def stem_not_listed(setup: Setup) -> Injected:
+    """List groups for the later layers, each by its name, and forget the first one, or the characters."""
+    stem = owners(setup.model)[0]
+    out = set(part(setup.model, stem).parameters())
+    setup.listed = lambda model: [p for p in model.parameters() if p not in out]
+    return Injected((stem,))
+
+
 def two_optimizers(setup: Setup) -> Injected:
     """Make a second optimizer for the last layer, which the first one has already."""
     head = list(part(setup.model, "head").parameters())
@@ -175,6 +225,14 @@ def features_twice(setup: Setup) -> Injected:
 
     setup.optimizers = both
     return Injected(tuple(name for name in owners(setup.model) if name != "head"))
+
+
+def stem_twice(setup: Setup) -> Injected:
+    """Make a second optimizer, Adam with its default rate, for the first layer, as some do for embeddings."""
+    stem = owners(setup.model)[0]
+    own = list(part(setup.model, stem).parameters())
+    setup.optimizers = lambda s: [make_optimizer(s, s.listed(s.model)), torch.optim.Adam(own)]
+    return Injected((stem,))
 
 
 def body(model: nn.Module) -> list[nn.Parameter]:
@@ -205,6 +263,11 @@ def head_zeroed(setup: Setup) -> Injected:
     return Injected(tuple(name for name in owners(setup.model) if name != "head"))
 
 
+def zeroed_every_fourth(setup: Setup) -> None:
+    """Zero the gradients at every fourth step, to accumulate them, but update the weights at every step."""
+    setup.zeroes = lambda step: step % 4 == 0
+
+
 def evaluating(setup: Setup) -> None:
     """Train in evaluation mode."""
     setup.prepare = lambda model, step: model.eval()
@@ -227,6 +290,12 @@ def blocks_evaluating(setup: Setup) -> Injected:
     return Injected(("blocks",))
 
 
+def evaluating_for_half_of_the_time(setup: Setup) -> Injected:
+    """Call ``train()`` every 100 steps only, and look at the validation data halfway between."""
+    setup.prepare = lambda model, step: model.train(step % 100 < 50)
+    return Injected(step=50)
+
+
 def batch_of(size: int) -> Change:
     """Return the fault of a batch of another size."""
 
@@ -234,6 +303,11 @@ def batch_of(size: int) -> Change:
         setup.batch_size = size
 
     return change
+
+
+def batch_shared(setup: Setup) -> None:
+    """Share the batch among eight devices, of which there is one; no batch has less than two samples."""
+    setup.batch_size = max(2, setup.batch_size // 8)
 
 
 def decay_decoupled(setup: Setup) -> None:
@@ -249,6 +323,11 @@ def decay_strong(setup: Setup) -> None:
 def penalty(setup: Setup) -> None:
     """Add a penalty on the squares of the weights to the gradient, 0.5 where 0.0005 was meant."""
     setup.weight_decay, setup.decoupled = 0.5, False
+
+
+def decay_of_large_models(setup: Setup) -> None:
+    """Take the decay of large models, 0.1, which is meant for AdamW, as a penalty in the gradient."""
+    setup.weight_decay, setup.decoupled = 0.1, False
 
 
 def _decay(setup: Setup, share: float) -> None:
@@ -281,6 +360,22 @@ def other_coding(setup: Setup) -> Injected:
     return Injected(step=at)
 
 
+def noise_for_inputs(setup: Setup) -> Injected:
+    """Train on three batches whose inputs are noise, as if their file was damaged."""
+    at = 112
+
+    def inputs(step: int, x: Tensor) -> Tensor:
+        if not at <= step < at + 3:
+            return x
+        draw = torch.Generator().manual_seed(step)
+        if x.is_floating_point():
+            return 3 * torch.randn(x.shape, generator=draw)
+        return torch.randint(setup.data.classes, x.shape, generator=draw)
+
+    setup.inputs = inputs
+    return Injected(step=at)
+
+
 def rate_bump(setup: Setup) -> Injected:
     """Take three steps at a rate that is far too high."""
     at, factor = 147, 2 * setup.edge / setup.rate
@@ -298,9 +393,15 @@ def float16(setup: Setup) -> None:
     _low_precision(setup, torch.float16)
 
 
-def _low_precision(setup: Setup, dtype: torch.dtype) -> None:
+def bfloat16_annealed(setup: Setup) -> None:
+    """Keep the parameters in 16 bits, and lower the rate along a cosine from a third of it to 0."""
+    _low_precision(setup, torch.bfloat16, slower=3)
+    setup.schedule = lambda step: (1 + math.cos(math.pi * step / setup.steps)) / 2
+
+
+def _low_precision(setup: Setup, dtype: torch.dtype, slower: float = 10) -> None:
     setup.model.to(dtype)
-    setup.rate /= 10
+    setup.rate /= slower
     if setup.data.x.is_floating_point():
         setup.data.each_input(lambda x: x.to(dtype))
     plain = setup.losses
@@ -338,9 +439,23 @@ def clipped_to(limit: float) -> Change:
     return change
 
 
-def clipped_by_value(setup: Setup) -> None:
-    """Clip every element of the gradient to 1e-4."""
-    setup.after_backward = lambda model: nn.utils.clip_grad_value_(model.parameters(), 1e-4)
+def clipped_by_value(limit: float) -> Change:
+    """Return the fault of a gradient whose elements are clipped."""
+
+    def change(setup: Setup) -> None:
+        setup.after_backward = lambda model: nn.utils.clip_grad_value_(model.parameters(), limit)
+
+    return change
+
+
+def clipped_one_by_one(setup: Setup) -> None:
+    """Clip the gradient of every parameter by itself, to a norm of 0.01."""
+
+    def clip(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            nn.utils.clip_grad_norm_(parameter, 0.01)
+
+    setup.after_backward = clip
 
 
 def stopped_early(setup: Setup) -> Injected:
@@ -353,6 +468,12 @@ def decayed_at_once(setup: Setup) -> Injected:
     """Multiply the rate by 0.9 at every step, not at every epoch."""
     setup.schedule = lambda step: 0.9**step
     return Injected(step=30)
+
+
+def inverse_decay(setup: Setup) -> Injected:
+    """Divide the rate by the number of the step, as proofs of convergence do."""
+    setup.schedule = lambda step: 1 / (1 + step)
+    return Injected(step=20)
 
 
 class Plateau:
@@ -382,6 +503,18 @@ def plateau_of_steps(setup: Setup) -> Injected:
 def attention_rates(setup: Setup, factor: float) -> Injected:
     """Train the projections of the attention with a rate of their own."""
     setup.own_rates = lambda name: factor if "in_proj" in name else 1.0
+    return Injected(attentions(setup.model))
+
+
+def attention_by_adam(setup: Setup) -> Injected:
+    """Give the projections of the attention an optimizer of their own, Adam, with a rate as of plain SGD."""
+
+    def both(s: Setup) -> list[torch.optim.Optimizer]:
+        own = [p for name, p in s.model.named_parameters() if "in_proj" in name]
+        others = [p for name, p in s.model.named_parameters() if "in_proj" not in name]
+        return [make_optimizer(s, others), torch.optim.Adam(own, lr=0.03)]
+
+    setup.optimizers = both
     return Injected(attentions(setup.model))
 
 

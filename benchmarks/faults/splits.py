@@ -14,15 +14,17 @@ from benchmarks.faults.kinds import BY_NAME, KINDS
 from benchmarks.faults.training import ARCHITECTURES, OPTIMIZERS, Setup
 
 HALVES = "tuning", "held-out"
-VARIANTS = {"tuning": ("a", "b"), "held-out": ("c",)}
-SEEDS = {"a": (0, 1, 2), "b": (3, 4, 5), "c": (20, 21, 22)}
+VARIANTS = {"tuning": ("a", "b", "c"), "held-out": ("d",)}
+SEEDS = {"a": (0, 1, 2), "b": (3, 4, 5), "c": (20, 21, 22), "d": (30, 31, 32)}
 """Seeds of the faulty runs, by variant."""
-HEALTHY_SEEDS = {"tuning": ((0, 1, 2), (3, 4, 5)), "held-out": ((20, 21), (20, 21))}
-"""Of the healthy runs, by colour of the chessboard, see `_healthy`."""
+HEALTHY_SEEDS = {"tuning": (20, 21), "held-out": (30, 31)}
+"""Of the healthy runs with all rates in `FACTORS`."""
+CHESSBOARD = (0, 1, 2), (3, 4, 5)
+"""Of those that the tuning half has more, by the colour of the field, see `_chessboard`."""
 HEALTHY = "healthy"
 TUNED = {"low": 1 / 3, "best": 1.0, "high": 3.0}
 FACTORS = {**TUNED, "lower": 3**-0.5, "higher": 3**0.5}
-"""Learning rates of the healthy runs, relative to the best; the tuning half has those in `TUNED`."""
+"""Learning rates of the healthy runs, relative to the best; the tuning half has those in `TUNED` more often."""
 RATES = Path(__file__).parent / "rates.json"
 """What ``python -m benchmarks.faults sweep`` has found."""
 
@@ -42,7 +44,7 @@ class Planned:
         half: One of `HALVES`.
         architecture: What is trained.
         kind: Name of the kind of fault, or ``"healthy"``.
-        variant: ``"a"``, ``"b"`` or ``"c"``; of a healthy run a key of `FACTORS`.
+        variant: ``"a"``, ``"b"``, ``"c"`` or ``"d"``; of a healthy run a key of `FACTORS`.
         optimizer: With what.
         seed: Of weights and order.
     """
@@ -82,7 +84,7 @@ def planned(half: str) -> list[Planned]:
 def _faulty(half: str) -> Iterator[Planned]:
     """Yield three runs of every kind, variant and architecture, with the optimizers in turn.
 
-    A held-out run shares neither variant nor seed with a tuning run of its kind.
+    A held-out run shares neither variant nor seed with a tuning run.
     """
     for place, kind in enumerate(KINDS):
         for variant in VARIANTS[half]:
@@ -93,13 +95,20 @@ def _faulty(half: str) -> Iterator[Planned]:
 
 
 def _healthy(half: str) -> Iterator[Planned]:
-    """Yield the healthy runs.
+    """Yield the healthy runs: two of every combination of architecture, optimizer and rate."""
+    for architecture, optimizer, factor in product(ARCHITECTURES, OPTIMIZERS, FACTORS):
+        for seed in HEALTHY_SEEDS[half]:
+            yield Planned(half, architecture, HEALTHY, factor, optimizer, seed)
+    if half == "tuning":
+        yield from _chessboard(half)
 
-    In the tuning half, combinations of architecture, optimizer and rate have one of two sets of seeds, like
-    the colours of a chessboard. The held-out half has all of them with others, and rates in between.
+
+def _chessboard(half: str) -> Iterator[Planned]:
+    """Yield three more of every combination with a rate in `TUNED`.
+
+    Neighbours have different seeds, so that the two sets of them are spread like the colours of a chessboard.
     """
-    factors = TUNED if half == "tuning" else FACTORS
-    cells = product(enumerate(ARCHITECTURES), enumerate(OPTIMIZERS), enumerate(factors))
+    cells = product(enumerate(ARCHITECTURES), enumerate(OPTIMIZERS), enumerate(TUNED))
     for (i, architecture), (j, optimizer), (k, factor) in cells:
-        for seed in HEALTHY_SEEDS[half][(i + j + k) % 2]:
+        for seed in CHESSBOARD[(i + j + k) % 2]:
             yield Planned(half, architecture, HEALTHY, factor, optimizer, seed)

@@ -28,8 +28,9 @@ class Keeper:
 
     Of what a step takes, what the cockpit does when its blocks are entered and left, in the forward pass
     and at the update is timed as such, whether something is due or not. In the backward passes of steps that
-    need individual gradients, it is what these take beyond those of the other steps. What the hooks on the
-    model take at every step is a part of the plain step here: it cannot be told from it.
+    need individual gradients, and in what comes after them up to the next step, it is what these take beyond those
+    of the other steps. What the hooks on the model take at every step is a part of the plain step here: it cannot
+    be told from it.
 
     What a step took is split among its quantities by the host's time.
 
@@ -213,7 +214,9 @@ class Keeper:
         tracking = self._idle.beyond(times.own) if record.idle else times.own - self._idle.seconds
         self._credit(record.step, times.own - tracking)
         if record.heavy:
-            tracking += sum(times.bodies) - len(times.bodies) * self._plain.body
+            bodies = sum(times.bodies)
+            tracking += bodies - len(times.bodies) * self._plain.body
+            tracking += self._plain.slower(times.rest - bodies)
         self.tracking += tracking
         costs = costs_of(record, times, tracking, self._idle.seconds, self._needs)
         if tracking or record.charged:

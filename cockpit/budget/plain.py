@@ -72,10 +72,12 @@ class Steps:
     Args:
         whole: What they take.
         bodies: What the bodies of their with blocks take, the backward passes.
+        others: What all but these takes: the update, the next batch, and its forward pass.
     """
 
     whole: Typical = field(default_factory=Typical)
     bodies: Typical = field(default_factory=Typical)
+    others: Typical = field(default_factory=Typical)
 
 
 class Plain:
@@ -101,6 +103,7 @@ class Plain:
         steps.whole.add(max(0.0, whole - inside))
         for seconds in bodies:
             steps.bodies.add(max(0.0, seconds - inside / len(bodies)))
+        steps.others.add(max(0.0, whole - sum(bodies)))
 
     @property
     def comparable(self) -> bool:
@@ -119,13 +122,28 @@ class Plain:
         """What a backward pass takes, as far as it is known."""
         return (self._light if self._light.bodies else self._heavy).bodies.seconds
 
+    def slower(self, others: float) -> float:
+        """Return by how much all but the backward passes of a step took longer than usual, in seconds.
+
+        After individual gradients the processor's cache is cold, and hooks of torch's own have had to be called. A step
+        with a pause in it is not compared.
+        """
+        usual = self._light.others
+        if not self.comparable or others > LONGEST * usual.seconds:
+            return 0.0
+        return others - usual.seconds
+
     def state_dict(self) -> dict[str, list[list[float]]]:
         """Return the times, as plain data."""
         kinds = {"light": self._light, "heavy": self._heavy}
-        return {k: [list(s.whole.recent), list(s.bodies.recent)] for k, s in kinds.items()}
+        return {
+            kind: [list(one.recent) for one in (steps.whole, steps.bodies, steps.others)]
+            for kind, steps in kinds.items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up times."""
         for steps, kind in ((self._light, "light"), (self._heavy, "heavy")):
-            for typical, recent in zip((steps.whole, steps.bodies), state[kind], strict=True):
+            of_steps = steps.whole, steps.bodies, steps.others
+            for typical, recent in zip(of_steps, state[kind], strict=True):
                 typical.recent.extend(recent)

@@ -29,9 +29,7 @@ SCALES = frozenset({"Mul", "Div"})
 PRODUCTS = frozenset(
     re.findall(
         r"\w+",
-        """
-        Addmm Mm Bmm Baddbmm Linear MkldnnLinear Convolution MkldnnConvolution Addbmm Mv Dot
-        """,
+        "Addmm Mm Bmm Baddbmm Linear MkldnnLinear Convolution MkldnnConvolution Addbmm Mv Dot",
     )
 )
 NORMS = frozenset(
@@ -43,15 +41,9 @@ NORMS = frozenset(
         """,
     )
 )
-REDUCTIONS = frozenset(
-    ["LinalgVectorNorm", "Norm", "Mean", "Sum", "Std", "StdMean", "Var", "VarMean"]
-)
-OF_SIZE = frozenset(
-    (
-        *REDUCTIONS,
-        *VIEWS,
-        *["Add", "Pow", "Sqrt", "Rsqrt", "Reciprocal", "Clamp", "ClampMin", "Abs"],
-    )
+REDUCTIONS = frozenset(re.findall(r"\w+", "LinalgVectorNorm Norm Mean Sum Std StdMean Var VarMean"))
+OF_SIZE = (
+    REDUCTIONS | VIEWS | set(re.findall(r"\w+", "Add Pow Sqrt Rsqrt Reciprocal Clamp ClampMin Abs"))
 )
 """Operations of which the size of a vector is made."""
 
@@ -158,7 +150,8 @@ def _behind_views(node: Any) -> Any:
 def width(node: Any) -> float:
     """Return how wide the range of the values that go into a node is; infinite where nothing bounds it.
 
-    Bounds are those of tanh, clamp and the like, and of cosines; factors that are plain numbers count.
+    Bounds are those of tanh, clamp and the like, and of cosines; factors that are plain numbers count. Who divides
+    cosines by a temperature has chosen how sure predictions may become, and is told of no bound.
     """
     scale = 1.0
     for _ in range(DEPTH):
@@ -173,7 +166,8 @@ def width(node: Any) -> float:
                 return math.inf
             scale *= abs(factor)
         elif name not in VIEWS and not (name in SHIFTS and len(parents_of(node)) == 1):
-            return scale * _own_width(node)
+            chosen = scale != 1 and _is_cosine(node)
+            return math.inf if chosen else scale * _own_width(node)
     return math.inf
 
 

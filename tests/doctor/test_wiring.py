@@ -133,7 +133,7 @@ BETWEEN: dict[str, tuple[Callable[[Tensor], Tensor], dict[str, Any]]] = {
     "leaky relu": (F.leaky_relu, {"after_activation": 1}),
     "relu and pooling": (lambda z: pooled(F.relu(z)), {}),
     "cosines": (cosines, {"least": least_of(2)}),
-    "cosines over a temperature": (lambda z: cosines(z) / 0.1, {"least": least_of(20)}),
+    "cosines over a temperature": (lambda z: cosines(z) / 0.5, {}),
     "cosines by a learned factor": (lambda z: cosines(z) * nn.Parameter(torch.tensor(9.0)), {}),
     "layer norm": (lambda z: F.layer_norm(z, (8,)), {"after_norm": 1}),
     "layer norm with a scale": (nn.LayerNorm(8), {"after_norm": 1}),

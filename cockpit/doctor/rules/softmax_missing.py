@@ -5,7 +5,7 @@ from __future__ import annotations
 from cockpit.doctor.record import Record
 from cockpit.doctor.rule import Rule, Sign
 from cockpit.doctor.rules.of_course import SYMPTOMS
-from cockpit.doctor.rules.of_loss import fact
+from cockpit.doctor.rules.of_loss import above, fact
 
 TITLES = {
     "of_scores": "The loss takes log-probabilities, and gets scores: softmax and log are missing",
@@ -22,15 +22,12 @@ def check(run: Record) -> Sign | None:
         step = fact(run, kind)
         if step is not None:
             return Sign(step, (), {"input of the loss": kind.removeprefix("of_")}, 0.95, title)
-    off = run.curve("Wiring", "loss/off_one")
-    if off is None or not (off.values > FAR).any():
+    off = above(run, "off_one", FAR)
+    if off is None:
         return None
-    place = int((off.values > FAR).argmax())
-    evidence = {
-        "logarithm of the sum of what should be probabilities, off 0 by": float(off.values[place])
-    }
+    evidence = {"logarithm of the sum of what should be probabilities, off 0 by": off[1]}
     title = "The loss takes log-probabilities, and gets numbers whose exponentials do not sum to 1 over the classes"
-    return Sign(int(off.steps[place]), (), evidence, 0.95, title)
+    return Sign(off[0], (), evidence, 0.95, title)
 
 
 RULE = Rule(

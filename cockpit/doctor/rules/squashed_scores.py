@@ -5,7 +5,7 @@ from __future__ import annotations
 from cockpit.doctor.record import Record
 from cockpit.doctor.rule import Rule, Sign
 from cockpit.doctor.rules.of_course import SYMPTOMS
-from cockpit.doctor.rules.of_loss import fact
+from cockpit.doctor.rules.of_loss import above, fact
 
 TIGHT = 0.1
 """Least loss that the bound leaves, over that of a blind guess. Scores between -1 and 1 have 0.35 for ten classes;
@@ -22,15 +22,12 @@ def check(run: Record) -> Sign | None:
         step = fact(run, f"after_{kind}")
         if step is not None:
             return Sign(step, (), {"operation before the loss": name}, 0.8)
-    least = run.curve("Wiring", "loss/least")
-    if least is None or not (least.values > TIGHT).any():
+    least = above(run, "least", TIGHT)
+    if least is None:
         return None
-    place = int((least.values > TIGHT).argmax())
-    evidence = {
-        "least loss that is possible, over that of a blind guess": float(least.values[place])
-    }
+    evidence = {"least loss that is possible, over that of a blind guess": least[1]}
     title = "The scores are bounded: no prediction can become sure"
-    return Sign(int(least.steps[place]), (), evidence, 0.8, title)
+    return Sign(least[0], (), evidence, 0.8, title)
 
 
 RULE = Rule(
