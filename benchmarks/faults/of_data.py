@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from benchmarks.faults.data import Data
 from benchmarks.faults.fault import Change, Injected
 from benchmarks.faults.models import layers
-from benchmarks.faults.of_signals import after_the_middle, replace
+from benchmarks.faults.of_signals import replace
+from benchmarks.faults.of_structure import after_the_middle
 from benchmarks.faults.training import Setup
 
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from benchmarks.faults.fault import Change, Injected
 from benchmarks.faults.models import after, layers, part
-from benchmarks.faults.of_signals import ACTIVATIONS, followed, put
+from benchmarks.faults.of_signals import ACTIVATIONS, put
+from benchmarks.faults.of_structure import followed
 from benchmarks.faults.training import Setup
 
 
