@@ -25,16 +25,18 @@ n inputs are about the square root of 2 apart, and closer than this with a chanc
 
 @dataclass(frozen=True)
 class LayerScales(InForward):
-    r"""Of every linear layer and convolution: gain, share of twins, and size of the input, `[3]`.
+    r"""Of every linear layer and convolution: gain, share of twins, size of the input, and offset, `[4]`.
 
     The *gain* is the root mean square norm of a unit's weights, :math:`\lVert W \rVert_F / \sqrt{units}`:
     the factor by which the layer scales an uncorrelated input. *Twins* are units whose weights are those of
     another unit; the share is among at most `ROWS` units, evenly spread, and 0 for weights of zeros. The
-    size of the input is its root mean square.
+    size of the input is its root mean square. The *offset* is how much of the weights is their mean,
+    :math:`\lvert \bar w \rvert / \mathrm{rms}(w)` of a unit, in the mean over the units: 1 for weights that are
+    all the same, and about :math:`0.8 / \sqrt{inputs}` for random ones of mean 0.
     """
 
     def see(self, name: str, call: Call, output: Any) -> Tensor | None:
-        """Return the three."""
+        """Return the four."""
         if not isinstance(call.module, WEIGHTED) or not call.args:
             return None
         x, weight = call.args[0], call.module._parameters.get("weight")
@@ -43,12 +45,13 @@ class LayerScales(InForward):
         rows = rows_of(call.module, weight.detach())
         gain = torch.linalg.vector_norm(rows.float()) / len(rows) ** 0.5
         size = torch.linalg.vector_norm(x.detach().float()) / x.numel() ** 0.5
-        return torch.stack([gain, twins(rows), size])
+        return torch.stack([gain, twins(rows), size, offset(rows.float())])
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
         """Return those of all processes: their weights are the same, and their inputs equally many."""
         table = torch.stack(list(parts))
-        return torch.cat([table[0, :2], table[:, 2:].square().mean(0).sqrt()])
+        size = table[:, 2:3].square().mean(0).sqrt()
+        return torch.cat([table[0, :2], size, table[0, 3:]])
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,12 @@ def rows_of(module: nn.Module, weight: Tensor) -> Tensor:
     if isinstance(module, nn.modules.conv._ConvTransposeNd):
         weight = weight.transpose(0, 1)
     return weight.flatten(1)
+
+
+def offset(rows: Tensor) -> Tensor:
+    """Return the mean of a unit's weights over their root mean square, without sign, in the mean over units, `[]`."""
+    size = rows.square().mean(1).sqrt()
+    return (rows.mean(1).abs() / torch.where(size > 0, size, 1.0)).mean()
 
 
 def twins(rows: Tensor) -> Tensor:

@@ -242,8 +242,12 @@ def _is_of_log_softmax(likelihood: Any) -> bool:
         name = _name(node)
         if name == "LogSoftmax":
             outputs, result = likelihood._saved_self, node._saved_result
-            dim = _dim(node) % result.dim()
-            return outputs.shape != result.shape or dim == min(1, result.dim() - 1)
+            dim, classes = _dim(node) % result.dim(), min(1, outputs.dim() - 1)
+            if outputs.shape == result.shape:
+                return dim == classes
+            return bool(
+                result.shape[dim] == outputs.shape[classes]
+            )  # dimensions were swapped, or joined
         if name not in LINEAR:
             return False
     return False

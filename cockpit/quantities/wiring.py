@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cockpit.engine.needs import InForward, Moment, Observation, ParameterNorms
+from cockpit.engine.scale import AccumulatedScale
 from cockpit.engine.step import Missing, NotChecked, PerModule, PerParameter, Step
 from cockpit.gradients import Call
 from cockpit.quantities.layer_scales import WEIGHTED, LayerScales, Norms
@@ -261,22 +262,21 @@ def is_close(times: int) -> bool:
 class Wiring(Quantity):
     r"""How the training is put together: facts, and nothing to be drawn.
 
-    Formula: all of it is in the details. By parameter: ``learning_rate`` and ``weight_decay``, NaN where
-    no known optimizer has it; ``optimizers``, how often these list it; ``has_gradient``, whether the
-    backward pass has left a gradient; ``added_to``, norm of the gradient that was there before and that
-    this was added to. By layer that is given data: ``data/mean``, ``data/rms``, ``data/min``, ``data/max`` and
-    ``data/largest_share``, the share of one feature or channel in the sum of all squares. By linear layer and
-    convolution: ``layers/gain``, ``layers/twins`` and ``layers/input``: see
-    `cockpit.quantities.layer_scales.LayerScales`. By module, once: ``coupling/share`` and
-    ``coupling/by_design``: see `cockpit.quantities.sample_coupling.SampleCoupling`; ``norms/count``,
-    how many normalisation layers there are, and ``norms/layers``, which. Of the model:
-    ``modes/training``, whether it is in training mode, ``modes/matter``, how many modules go by that,
-    and ``modes/evaluating``, how many of these are in evaluation mode; by module in evaluation mode that is trained
-    all the same, ``modes/evaluated``: see `Mode`. ``norm``, that of all parameters before the update. Of the loss, as
-    its graph shows: ``loss/classes`` and ``loss/over_guess``, the loss over that of a blind guess,
-    :math:`\log C` for each of the targets, where it is a cross-entropy, ``loss/weight``, the sum of the targets'
-    weights, 1 for a mean, and 1 for what is wrong with
-    what goes into it: see `cockpit.quantities.loss_graph.LossFacts`.
+    Formula: all of it is in the details. By parameter: ``learning_rate`` and ``weight_decay``, NaN where no known
+    optimizer has it; ``optimizers``, how often these list it; ``has_gradient``, whether the backward pass has left
+    a gradient; ``added_to``, norm of the gradient that was there before and that this was added to.
+    ``accumulated``, whether the batch comes in several backward passes. By layer that is given data: ``data/mean``,
+    ``data/rms``, ``data/min``, ``data/max`` and ``data/largest_share``, the share of one feature or channel in the
+    sum of all squares. By linear layer and convolution: ``layers/gain``, ``layers/twins``, ``layers/input`` and
+    ``layers/offset``: see `cockpit.quantities.layer_scales.LayerScales`. By module, once: ``coupling/share`` and
+    ``coupling/by_design``: see `cockpit.quantities.sample_coupling.SampleCoupling`; ``norms/count``, how many
+    normalisation layers there are, and ``norms/layers``, which. Of the model: ``modes/training``, whether it is in
+    training mode, ``modes/matter``, how many modules go by that, and ``modes/evaluating``, how many of these are in
+    evaluation mode; by module in evaluation mode that is trained all the same, ``modes/evaluated``: see `Mode`.
+    ``norm``, that of all parameters before the update. Of the loss, as its graph shows: ``loss/classes`` and
+    ``loss/over_guess``, the loss over that of a blind guess, :math:`\log C` for each of the targets, where it is a
+    cross-entropy, ``loss/weight``, the sum of the targets' weights, 1 for a mean, and 1 for what is wrong with what
+    goes into it: see `cockpit.quantities.loss_graph.LossFacts`.
 
     Learning rates, modes and ``added_to`` are looked at whenever it is tracked; the rest at the first three of
     these steps and at every eighth.
@@ -356,7 +356,8 @@ class Wiring(Quantity):
         if self.data not in step.values:
             return {"added_to": added}
         there = PerParameter((name, int(there)) for name, (there, _) in arrivals.items())
-        return {"has_gradient": there, "added_to": added}
+        several = isinstance(step.scale, AccumulatedScale)
+        return {"has_gradient": there, "added_to": added, "accumulated": int(several)}
 
     def _of_parameters(self, step: Step) -> dict[str, Any]:
         return {"norm": torch.linalg.vector_norm(torch.stack(list(step[self.sizes].values())))}
@@ -414,5 +415,5 @@ def _columns(data: PerModule) -> Iterator[tuple[str, PerModule]]:
 
 def _of_layers(scales: PerModule) -> Iterator[tuple[str, PerModule]]:
     """Yield the scales of the layers by their names, each by layer."""
-    for place, name in enumerate(("gain", "twins", "input")):
-        yield name, PerModule((layer, three[place]) for layer, three in scales.items())
+    for place, name in enumerate(("gain", "twins", "input", "offset")):
+        yield name, PerModule((layer, four[place]) for layer, four in scales.items())

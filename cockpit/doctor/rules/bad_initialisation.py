@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from cockpit.doctor.record import Record
@@ -15,6 +17,10 @@ Kaiming's 1.41, and that of GPT-2 has 0.16 for a width of 64; this is twice as f
 APART = 15.0
 """How many times more or less than the layer in the middle a single one has to have. GPT-2's initialisation has
 layers that are 7 times apart at a depth of 48; with 10 times, small networks were still seen to train as well."""
+
+OFFSET, INPUTS = 0.5, 16
+"""Mean of the weights of a unit over their root mean square, and inputs without which it may be chance. Random numbers
+around 0 have 0.2 for 16 inputs; those between 0 and 1 have 0.87."""
 
 
 def check(run: Record) -> Sign | NotKnown | None:
@@ -35,7 +41,7 @@ def check(run: Record) -> Sign | NotKnown | None:
         or (name not in small and gain < (LOW if as_a_whole else usual / APART))
     }
     if not off:
-        return None
+        return _of_one_sign(run)
     names = sorted(off, key=lambda name: -off[name])
     step = int(run.curves("Wiring", "layers/gain")[names[0]].steps[0])
     evidence = {
@@ -45,6 +51,23 @@ def check(run: Record) -> Sign | NotKnown | None:
         "of": len(gains),
     }
     return Sign(step, tuple(names), evidence, 0.9)
+
+
+def _of_one_sign(run: Record) -> Sign | None:
+    """Look for inner layers whose weights do not begin around 0: whatever their inputs have in common grows."""
+    offsets = at_first(run.curves("Wiring", "layers/offset"))
+    shapes = {one.name.removesuffix(".weight"): one.shape for one in run.parameters}
+    wide = [n for n in offsets if math.prod(shapes.get(n, (0, 0))[1:]) >= INPUTS]
+    found = sorted((n for n in wide if offsets[n] > OFFSET), key=lambda n: -offsets[n])
+    if not found:
+        return None
+    step = int(run.curves("Wiring", "layers/offset")[found[0]].steps[0])
+    evidence = {
+        "mean of the weights over their root mean square": offsets[found[0]],
+        "layers": len(found),
+    }
+    title = "Weights do not begin around 0"
+    return Sign(step, tuple(found), evidence, 0.85, title)
 
 
 RULE = Rule(

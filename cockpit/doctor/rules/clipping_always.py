@@ -11,8 +11,12 @@ from cockpit.doctor.rules.of_course import aligned
 LEAST = 10
 """Tracked steps, all with a gradient that was clipped."""
 
-EQUAL = 1e-3
-"""How much the norm or the largest element differs between steps after clipping: not at all, but for rounding."""
+EQUAL, NEARLY = 1e-3, 0.1
+"""How much the norm or the largest element differs between steps after clipping: not at all, but for rounding; and the
+norm where each parameter is clipped by itself, some of which may be short enough now and then."""
+
+EVENED = 4.0
+"""Times as much that the norm differed before, where it is nearly the same."""
 
 FACTOR = 3.0
 """By which the gradient in the middle is shortened. Less is what clipping is for."""
@@ -31,7 +35,9 @@ def check(run: Record) -> Sign | NotKnown | None:
         return NotKnown(f"it takes {LEAST} tracked steps, and there are {len(steps)}")
     own, got, element = own[:LEAST], got[:LEAST], element[:LEAST]
     shortened = float(np.median(own / np.where(got > 0, got, np.inf)))
-    kind = next((n for n, v in (("norm", got), ("element", element)) if _is_same(v)), None)
+    kind = next((n for n, v in (("norm", got), ("element", element)) if _spread(v) <= EQUAL), None)
+    if kind is None and _spread(got) < min(NEARLY, _spread(own) / EVENED):
+        kind = "norm"
     if kind is None or shortened < FACTOR or (own <= got).any():
         return None
     evidence = {
@@ -42,8 +48,9 @@ def check(run: Record) -> Sign | NotKnown | None:
     return Sign(int(steps[LEAST - 1]), (), evidence, 0.9)
 
 
-def _is_same(values: np.ndarray) -> bool:
-    return bool(np.ptp(values) <= EQUAL * np.max(values))
+def _spread(values: np.ndarray) -> float:
+    """Return how far values are apart, relative to the largest one."""
+    return float(np.ptp(values) / max(float(np.max(values)), 1e-300))
 
 
 RULE = Rule(

@@ -56,6 +56,13 @@ RULE = Rule(
     source="PyTorch documentation of Module.train and Module.eval",
     needs=("Wiring",),
     check=check,
-    explains=(*SYMPTOMS, "overfitting", "dead-units", "dormant-units", "vanishing-gradients"),
+    explains=(
+        *SYMPTOMS,
+        "overfitting",
+        "dead-units",
+        "dormant-units",
+        "vanishing-gradients",
+        "non-finite",
+    ),
     spreads=True,
 )

@@ -11,6 +11,7 @@ from cockpit.doctor.rules.of_course import (
     aligned,
     at,
     first,
+    learning_rate,
     promised,
     raised,
     recent,
@@ -51,6 +52,13 @@ PROGRESS = 0.95
 BACK = 0.95
 """Loss over that of a blind guess to which a training is thrown back for a while."""
 
+AT_ONCE, BEFORE, AFTER = 2.5, 4, 3
+"""Times the highest learning rate so far, from one tracked step to the next, and the tracked batches before and after
+that are compared. Restarts come back to the rate that they began with, and warm-ups take more steps."""
+
+WORSE, RISEN = 1.15, 0.05
+"""Loss after it over the loss before, and by how much it has risen, in units of a blind guess."""
+
 WINDOW, LONG = 3, 10
 """Tracked steps over which the loss is judged: that it has grown, and that it gets nowhere."""
 
@@ -64,6 +72,7 @@ def check(run: Record) -> Sign | NotKnown | None:
         _not_finite(run, slopes[0]),
         _grows(run, loss),
         _breaks(run, loss),
+        _worsens(run, loss),
         _overshoots(slopes, loss),
         _gets_nowhere(run, slopes[0], loss),
         _falls_back(run, loss),
@@ -128,6 +137,30 @@ def _breaks(run: Record, loss: Curve) -> Sign | None:
     evidence = {"loss over that of a blind guess": float(loss.values[place])}
     title = "The learning rate is too high: the loss jumps while it is being raised"
     return Sign(int(loss.steps[place]), (), evidence, 0.85, title)
+
+
+def _worsens(run: Record, loss: Curve) -> Sign | None:
+    """Look for a loss that is higher after the learning rate was raised at once, beyond what it had ever been."""
+    rates = at(rate, loss.steps) if (rate := learning_rate(run)) is not None else None
+    if rates is None or len(loss.steps) <= BEFORE + AFTER:
+        return None
+    highest = np.maximum.accumulate(rates)
+    for place in range(BEFORE, len(loss.steps) - AFTER):
+        if not rates[place] > AT_ONCE * highest[place - 1] > 0:
+            continue
+        before = float(np.median(loss.values[place - BEFORE : place + 1]))
+        after = float(np.median(loss.values[place + 1 : place + 1 + AFTER]))
+        if after > max(WORSE * before, before + RISEN):
+            evidence = {
+                "learning rate over the highest one before": float(
+                    rates[place] / highest[place - 1]
+                ),
+                "loss over that of a blind guess before": before,
+                "after": after,
+            }
+            title = "The learning rate is too high: the loss has risen since it was raised"
+            return Sign(int(loss.steps[place + AFTER]), (), evidence, 0.75, title)
+    return None
 
 
 def _overshoots(slopes: tuple[Curve, Curve], loss: Curve) -> Sign | None:

@@ -1,4 +1,4 @@
-"""CP207: a learning rate of zero, from the beginning or from some step on."""
+"""CP207: a learning rate of zero, at the beginning or from some step on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cockpit.doctor.rules.of_course import SYMPTOMS
 from cockpit.doctor.rules.of_layers import held
 
 LEAST = 3
-"""Steps with a learning rate of 0. A warm-up may begin with one, and a schedule end with one."""
+"""Tracked steps with a learning rate of 0 at the beginning. A warm-up may begin with one."""
 
 OVER, SHARE = 5, 0.2
 """Tracked steps with a learning rate of 0 after others, and their share of all so far: the schedule was over too
@@ -18,19 +18,27 @@ early by as much."""
 
 
 def check(run: Record) -> Sign | NotKnown | None:
-    """Look for parameters whose learning rate has never been anything but 0, or is so for good."""
+    """Look for parameters whose learning rate begins with 0 for some steps, or ends with it."""
     rates = {n: c for n, c in run.curves("Wiring", "learning_rate").items() if len(c.steps)}
     if not rates:
         return NotKnown(
             "no optimizer is known; give it to the cockpit, Cockpit(..., optimizer=opt)"
         )
-    zero = {n: c for n, c in rates.items() if len(c.steps) >= LEAST and (c.values == 0).all()}
+    zero = {
+        n: c for n, c in rates.items() if len(c.steps) >= LEAST and (c.values[:LEAST] == 0).all()
+    }
     if not zero:
         return _over(rates)
     step = max(int(curve.steps[LEAST - 1]) for curve in zero.values())
     everywhere = len(zero) == len(rates)
     evidence = {"parameters with a learning rate of 0": len(zero), "of": len(rates)}
-    return Sign(step, () if everywhere else tuple(zero), evidence, 0.95 if everywhere else 0.7)
+    later = [int(c.steps[c.values > 0][0]) for c in zero.values() if (c.values > 0).any()]
+    title = None
+    if later:
+        evidence["first step with another one"] = min(later)
+        title = "The learning rate is 0 for the first steps"
+    names = () if everywhere else tuple(zero)
+    return Sign(step, names, evidence, 0.95 if everywhere else 0.7, title)
 
 
 def _over(rates: dict[str, Curve]) -> Sign | None:

@@ -8,7 +8,7 @@ from cockpit.doctor.rules.of_layers import at_first
 
 DEEP = 8
 """Linear layers and convolutions from which on a network is deep: those of ten years ago that trained without
-normalisation or shortcuts had as many."""
+normalisation or shortcuts had as many. With one in eight of these it is as good as without."""
 
 
 def check(run: Record) -> Sign | NotKnown | None:
@@ -18,10 +18,13 @@ def check(run: Record) -> Sign | NotKnown | None:
     norms = run.curve("Wiring", "norms/count")
     if not layers or norms is None:
         return NotKnown("the layers were not seen; give the cockpit the model")
-    if len(layers) < DEEP or norms.values[0] > 0:
+    count = int(norms.values[0])
+    if len(layers) < DEEP * (count + 1):
         return None
     step = min(int(curve.steps[0]) for curve in curves.values())
-    return Sign(step, (), {"linear layers and convolutions": len(layers)}, 0.5)
+    evidence = {"linear layers and convolutions": len(layers), "normalisation layers": count}
+    title = "A deep network has hardly any normalisation layers" if count else None
+    return Sign(step, (), evidence, 0.5, title)
 
 
 RULE = Rule(

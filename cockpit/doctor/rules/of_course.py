@@ -107,7 +107,7 @@ def promised(run: Record) -> tuple[Curve, Curve] | None:
 
 def raised(run: Record, steps: np.ndarray) -> np.ndarray:
     """Return at which steps the learning rate is above what it was at first, `[n]`."""
-    rate = _learning_rate(run)
+    rate = learning_rate(run)
     if rate is None:
         return np.zeros(len(steps), bool)
     higher: np.ndarray = at(rate, steps) > RAISED * rate.values[0]
@@ -125,7 +125,7 @@ def rising(run: Record, steps: np.ndarray, *, last: bool = False) -> np.ndarray:
         steps: The steps.
         last: Whether it counts as raised for longer where it is at the last step, and not at the one before.
     """
-    rate = _learning_rate(run)
+    rate = learning_rate(run)
     if rate is None or not len(steps):
         return np.zeros(len(steps), bool)
     now = at(rate, steps)
@@ -140,7 +140,7 @@ def rising(run: Record, steps: np.ndarray, *, last: bool = False) -> np.ndarray:
     return lasting | raised_lately
 
 
-def _learning_rate(run: Record) -> Curve | None:
+def learning_rate(run: Record) -> Curve | None:
     """Return that of the first parameter that has one."""
     rates = run.curves("Wiring", "learning_rate").values()
     known = [curve for curve in rates if len(curve.steps) and curve.values[0] > 0]

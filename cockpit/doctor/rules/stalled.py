@@ -6,7 +6,13 @@ import numpy as np
 
 from cockpit.doctor.record import Curve, Record
 from cockpit.doctor.rule import NotKnown, Rule, Sign
-from cockpit.doctor.rules.of_course import at, recent, relative_updates
+from cockpit.doctor.rules.of_course import (
+    at,
+    learning_rate,
+    recent,
+    relative_loss,
+    relative_updates,
+)
 
 WINDOW = 3
 """Tracked steps in the middle of which updates are compared."""
@@ -14,6 +20,10 @@ WINDOW = 3
 REST = 1 / 200
 """Of the largest updates. Schedules that divide the learning rate by 10 twice stay above it; at the end of one that
 goes to zero it is a moment."""
+
+SLOW, HIGH = 1 / 40, 0.5
+"""The same where the loss is still above so much of a blind guess: nobody has meant to stop there. A cosine is below it
+for a tenth of the training, a line for a fortieth."""
 
 SLOPE = 0.25
 """Of the gradient that there was when updates were large: it is still there, and nothing follows it."""
@@ -32,7 +42,16 @@ def check(run: Record) -> Sign | NotKnown | None:
     squares = [np.square(at(curve, updates.steps)) for curve in gradients.values()]
     norm = recent(np.sqrt(np.sum(squares, axis=0)), WINDOW)
     peak = norm[np.maximum.accumulate(np.where(size == most, np.arange(len(size)), 0))]
-    resting = (size < REST * most) & (norm > SLOPE * peak)
+    loss = relative_loss(run)
+    far = np.zeros(len(size), bool)
+    if len(loss.steps):
+        far = at(Curve(loss.steps, recent(loss.values, WINDOW)), updates.steps) > HIGH
+    slow = size < np.where(far, SLOW, REST) * most
+    rate = learning_rate(run)
+    if rate is not None:  # the largest updates may have been few
+        now = at(rate, updates.steps)
+        slow |= far & (now < SLOW * np.maximum.accumulate(now))
+    resting = slow & (norm > SLOPE * peak)
     length = 0
     for place, rests in enumerate(resting):
         length = length + 1 if rests else 0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 from cockpit.doctor.record import Curve, Record
 from cockpit.doctor.rule import NotKnown, Rule, Sign
-from cockpit.doctor.rules.of_course import at, averages, recent, unexplained
+from cockpit.doctor.rules.of_course import at, averages, first, recent, relative_loss, unexplained
 
 WINDOW = 8
 """Tracked batches, as many of which are compared with as many before."""
@@ -22,7 +25,37 @@ SEEN = 100
 """Steps without which no training has come to rest."""
 
 
+NARROW, OTHERS, NOT_LEARNED = 2, 8, 0.2
+"""Units of a layer that has to carry all that is known of the inputs, how many times as many inputs it has at least,
+and the loss over that of a blind guess which it leaves."""
+
+
 def check(run: Record) -> Sign | NotKnown | None:
+    """Look for a layer that is too narrow, and for losses that have come to rest."""
+    narrow = _through_few(run)
+    return narrow if narrow is not None else _at_rest(run)
+
+
+def _through_few(run: Record) -> Sign | None:
+    """Look for a layer of so few units that hardly anything comes through."""
+    loss = relative_loss(run)
+    shapes = [(one.name, one.shape) for one in run.parameters if len(one.shape) > 1]
+    level = recent(loss.values, WINDOW)
+    place = first((level > NOT_LEARNED) & (loss.steps >= SEEN))
+    if place is None:
+        return None
+    for (name, own), (_, following) in itertools.pairwise(shapes):
+        units, inputs = own[0], math.prod(own[1:])
+        if units <= NARROW and inputs >= OTHERS * units and following[0] > units:
+            evidence = {"units": units, "loss over that of a blind guess": float(level[place])}
+            title = f"All that the model knows of its inputs goes through {units} unit{'s' * (units > 1)}"
+            return Sign(
+                int(loss.steps[place]), (name.removesuffix(".weight"),), evidence, 0.6, title
+            )
+    return None
+
+
+def _at_rest(run: Record) -> Sign | NotKnown | None:
     """Look for losses on training and validation data that are both high and flat."""
     loss, valid = unexplained(run), run.curve("valid_loss")
     raw = run.curve("Targets", "loss")

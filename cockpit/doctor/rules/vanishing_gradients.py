@@ -6,11 +6,20 @@ import numpy as np
 
 from cockpit.doctor.record import Record
 from cockpit.doctor.rule import NotKnown, Rule, Sign
-from cockpit.doctor.rules.of_layers import LEAST, NOTHING_IS_LEARNED, error_signals, held
+from cockpit.doctor.rules.of_layers import (
+    NOTHING_IS_LEARNED,
+    error_signals,
+    from_the_start,
+    held,
+)
 
 LEFT = 1e-3
 """What is left of the signal on its way back. Networks that train have more than 0.02 of it in every layer, and
 with the usual initialisation ten layers of tanh have 0.01; eight sigmoids leave 1e-6."""
+
+AT_FIRST, BY_OTHERS = 3, 0.05
+"""Tracked steps from the first one on that are enough where no single layer takes it all: what the others leave of it.
+Units of the last layers then seem dead, since no signal reaches them either."""
 
 
 def check(run: Record) -> Sign | NotKnown | None:
@@ -23,9 +32,13 @@ def check(run: Record) -> Sign | NotKnown | None:
     steps, names, values = table
     later = np.fmax.accumulate(values[::-1], axis=0)[::-1]  # of it and those after it
     left = values / later  # NaN where nothing comes back at all, which has other causes
-    place = held(np.any(left < LEFT, axis=0))
-    if place is None:
+    vanishes = np.any(left < LEFT, axis=0)
+    steepest = np.nanmin(values[:-1] / values[1:], axis=0, initial=1.0)
+    by_depth = from_the_start(np.nanmin(left, axis=0, initial=1.0) < BY_OTHERS * steepest)
+    places = [p for p in (held(vanishes), held(vanishes & by_depth, AT_FIRST)) if p is not None]
+    if not places:
         return None
+    place = min(places)
     now = left[:, place]
     order = [k for k in np.argsort(now) if now[k] < LEFT]
     evidence = {
@@ -48,8 +61,8 @@ RULE = Rule(
     source='Glorot & Bengio (2010), "Understanding the difficulty of training deep feedforward neural networks"',
     needs=("GradNorm", "Wiring"),
     check=check,
-    least=LEAST,
-    explains=NOTHING_IS_LEARNED,
+    least=AT_FIRST,
+    explains=(*NOTHING_IS_LEARNED, "dead-units"),
     spreads=True,
     instrument="grad-norm-layers",
 )

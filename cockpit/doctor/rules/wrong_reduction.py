@@ -12,6 +12,9 @@ LENIENT = 2.0
 """Times what steps that are too small promise at most otherwise: that the loss is divided once too often is known, and
 that they are small is asked in order to leave alone what is divided on purpose."""
 
+PASSES, LEAST = 4.0, 5
+"""Passes for which a loss is divided, and tracked steps that have to show that there is one. Half a loss is meant."""
+
 MANY = 8.0
 """Times that a loss is divided that are no micro-batches of one batch."""
 
@@ -29,7 +32,8 @@ def check(run: Record) -> Sign | NotKnown | None:
     if not 2 <= times < math.inf:
         return None
     # A sum over some of the dimensions that the targets have, or over the samples of a batch and then divided by all.
-    whole = abs(times - round(times)) < ROUNDING * times and not targets % round(times)
+    whole_number = abs(times - round(times)) < ROUNDING * times
+    whole = whole_number and not targets % round(times)
     summed = weight > 1
     if not whole and (summed or times < MANY):
         return None  # any other factor is meant
@@ -37,7 +41,11 @@ def check(run: Record) -> Sign | NotKnown | None:
     what = f"summed over {round(times)}" if summed else f"divided by {times:.4g} once too often"
     if not isinstance(harm, Sign):
         # The learning rate was made for it, as it seems.
-        return None if summed or round(times) != targets else _twice(weights, what)
+        if summed or not whole_number:
+            return None
+        return (
+            _twice(weights, what) if round(times) == targets else _for_nothing(run, weights, times)
+        )
     evidence = {"the losses of the targets are": what, **harm.evidence}
     title = (
         "The loss is a sum, and the learning rate too high for it"
@@ -52,6 +60,18 @@ def _twice(weights: Curve, what: str) -> Sign:
     evidence = {"the losses of the targets are": what}
     title = "The mean loss is divided by the number of its terms once more"
     return Sign(int(weights.steps[0]), (), evidence, 0.7, title, severity="note")
+
+
+def _for_nothing(run: Record, weights: Curve, times: float) -> Sign | None:
+    """Say that a loss is divided as for several backward passes, where there is one."""
+    several, added = run.curve("Wiring", "accumulated"), run.curves("Wiring", "added_to").values()
+    if several is None or several.values.any() or len(several.steps) < LEAST or times < PASSES:
+        return None
+    if any((curve.values > 0).any() for curve in added):
+        return None
+    evidence = {"the mean loss is divided by": round(times)}
+    title = "The loss is divided as for several backward passes, and every one of them is followed by an update"
+    return Sign(int(several.steps[LEAST - 1]), (), evidence, 0.6, title, severity="note")
 
 
 RULE = Rule(
