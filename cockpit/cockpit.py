@@ -46,6 +46,7 @@ from cockpit.doctor import (
     read_rules,
 )
 from cockpit.engine import Engine, Extended, InForward, Losses, Observation, Plan, Step
+from cockpit.engine.between import Between
 from cockpit.engine.distributed import Ranks, described, ranks_of
 from cockpit.engine.plan import merged
 from cockpit.errors import CockpitError, InvalidArgument, NotARunFile, Unsupported, warn
@@ -232,6 +233,7 @@ class Cockpit(Recording):
         self._in_forward: dict[str, Quantity] = {}
         self._expected: int | None = None
         self._needs_start = False  # whether some quantity compares with the first step entered
+        self._between: Between | None = None  # where some quantity looks at the losses of all steps
         self._strict = strict
         coverage = self._cover(optimizers)
         allowed = None if overhead is None else budget(overhead)
@@ -333,6 +335,8 @@ class Cockpit(Recording):
             self._expect(self._expected)
         observations = [need for need in needs if isinstance(need, Observation)]
         self._needs_start |= any(need.from_start for need in observations)
+        if self._between is None and any(need.between for need in observations):
+            self._between = Between()
         kind = type(self._quantities[name])
         own_extensions = kind.extensions is not Quantity.extensions
         changing = own_extensions or kind.needs_at is not Quantity.needs_at
@@ -471,6 +475,8 @@ class Cockpit(Recording):
             engine.updates.add(read_optimizers(info["optimizer"]))
         if self._needs_start:
             engine.remember_start()
+        if self._between is not None:
+            self._between.hear(info.get("loss"), passes)
         due = due_at(self._quantities, global_step)
         if due and global_step <= self._last_tracked:
             raise InvalidArgument(
@@ -509,6 +515,7 @@ class Cockpit(Recording):
             None if losses.individual is None else losses.individual.detach(),
             losses.size,
             {key: value for key, value in info.items() if key not in INFO},
+            () if self._between is None else self._between.taken(needs),
         )
         if debug:
             logger.info(

@@ -9,6 +9,7 @@ from cockpit import quantities
 from cockpit.errors import InvalidArgument
 from cockpit.quantities import Quantity
 from cockpit.quantities.clipping import Clipping
+from cockpit.quantities.loss_peaks import LossPeaks
 from cockpit.quantities.targets import Targets
 from cockpit.quantities.wiring import Wiring
 from cockpit.schedules import default
@@ -40,6 +41,7 @@ HEALTH: tuple[type[Quantity], ...] = (
     quantities.LostUpdates,
     quantities.UpdateSlopes,
     quantities.Shrinkage,
+    LossPeaks,
     Clipping,
     Targets,
     Wiring,

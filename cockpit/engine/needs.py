@@ -84,6 +84,8 @@ class Observation(Need):
     """Keys of `info` that it cannot do without."""
     from_start: ClassVar[bool] = False
     """Whether it compares with the parameters at the first step entered, `Step.start`."""
+    between: ClassVar[bool] = False
+    """Whether it looks at the losses of the steps since it was last met, `Step.between`."""
     outputs: ClassVar[bool] = False
     """Whether it needs what the model returned, `Live.outputs`."""
     backpack: ClassVar[bool] = False

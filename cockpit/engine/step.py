@@ -79,6 +79,8 @@ class Step:
         individual_losses: The losses of the samples as they were given, without their graph, `[N]`.
         batch_size: Number of samples N; 0 until it is known.
         info: What else the user handed over, by key.
+        between: The losses of the steps since the last one at which somebody asked for them, and of this one,
+            without their graphs, `[]` each.
         start: The parameters at the first step that was entered, where somebody asks for them.
         scale: How the loss went into the backward pass; None before it.
         values: What the needs of the quantities were met with.
@@ -97,6 +99,7 @@ class Step:
     individual_losses: Tensor | None = None
     batch_size: int = 0
     info: Mapping[str, Any] = field(default_factory=dict)
+    between: Sequence[Tensor] = ()
     start: Mapping[str, Tensor] = field(default_factory=dict)
     scale: Scale | AccumulatedScale | None = None
     values: dict[Need, Any] = field(default_factory=dict)

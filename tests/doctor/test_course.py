@@ -54,6 +54,7 @@ def fit(
     width: int = 32,
     reduce: Callable[[Tensor], Tensor] = torch.mean,
     clip: float | None = None,
+    clip_each: float | None = None,
     schedule: Callable[[int], float] = lambda step: 1.0,
     steps: int = 160,
     ids: bool = False,
@@ -86,6 +87,8 @@ def fit(
                 loss.backward()
             if clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
+            for parameter in model.parameters() if clip_each is not None else ():
+                nn.utils.clip_grad_norm_([parameter], clip_each)
             opt.step()
             if step % 15 == 14:
                 with torch.no_grad():
@@ -143,6 +146,10 @@ def second_stage(step: int) -> float:
     return 100.0 if step >= 80 else 1.0
 
 
+def times_forty(step: int) -> float:
+    return 40.0 if step >= 80 else 1.0
+
+
 def stops(step: int) -> float:
     return 1.0 if step < 40 else 1e-6
 
@@ -164,6 +171,9 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "clipped short": ("clipping-always", {"clip": 0.01}),
     "batches of two": ("batch-too-small", {"size": 2}),
     "sorted": ("no-shuffling", {"order": in_order}),
+    "clipped one by one": ("clipping-always", {"clip_each": 0.01}),
+    "one over the steps": ("stalled", {"schedule": lambda step: 1 / (1 + step), "rate": 0.02}),
+    "ten times the rate": ("learning-rate-too-high", {"schedule": times_forty, "rate": 0.1}),
     "stopped": ("stalled", {"schedule": stops}),
     "by heart": ("overfitting", {"few": 100, "rate": 0.2, "labels": partly_wrong}),
     "decay": ("weight-decay-dominates", {"weight_decay": 1.0}),
@@ -202,7 +212,12 @@ def notes(diagnosis: Diagnosis) -> set[str]:
 def test_what_is_only_noted(tmp_path: Path) -> None:
     assert "clipping-never" in notes(fit(tmp_path / "a.db", clip=1e4))
     assert "batch-needlessly-large" in notes(fit(tmp_path / "b.db", size=SAMPLES, rate=0.03))
-    assert "underfitting" in notes(fit(tmp_path / "c.db", width=1, rate=0.1, steps=200, seed=1))
+    narrow = fit(tmp_path / "c.db", width=1, rate=0.1, steps=200, seed=1)
+    assert "underfitting" in notes(narrow)
+    found = (*narrow.findings, *(one.finding for one in narrow.consequences))
+    assert [one.subjects for one in found if one.name == "underfitting"] == [("0",)]
+    divided = fit(tmp_path / "e.db", rate=0.8, reduce=lambda losses: losses.mean() / 8)
+    assert "wrong-reduction" in notes(divided)
     assert notes(fit(tmp_path / "d.db")) == set()
 
 
@@ -357,6 +372,41 @@ def test_labels_that_are_missing_are_read_as_one_class() -> None:
     assert labels(0.15, 0.12)
     assert not labels(0.15, 0.5)  # of one class that resembles it
     assert not labels(0.05, 0.12)
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_a_jump_between_tracked_steps_is_seen(tmp_path: Path, length: int) -> None:
+    """A single batch may be hard; two in a row are something else."""
+    torch.manual_seed(0)
+    (x, y), model = (
+        data(0),
+        nn.Sequential(nn.Linear(FEATURES, 32), nn.ReLU(), nn.Linear(32, CLASSES)),
+    )
+    opt = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses_at = []
+    with Cockpit(
+        model, configuration("health", linear(10)), optimizer=opt, log=tmp_path / "run.db"
+    ) as watch:
+        for step in range(130):
+            places = torch.randint(SAMPLES, (BATCH,))
+            inputs = 6 * torch.randn(BATCH, FEATURES) if 112 <= step < 112 + length else x[places]
+            opt.zero_grad()
+            losses = F.cross_entropy(model(inputs), y[places], reduction="none")
+            loss = losses.mean()
+            losses_at.append(float(loss.detach()))
+            with watch(step, loss=loss, individual_losses=losses):
+                loss.backward()
+            opt.step()
+    run = open_run(tmp_path / "run.db")
+    steps, largest = run.curve("LossPeaks", "largest")
+    _, two = run.curve("LossPeaks", "two")
+    assert steps.tolist() == [*range(10, 130, 10)]
+    for step, of_one, of_two in zip(steps, largest, two, strict=True):
+        since = losses_at[step - 9 : step + 1]
+        assert of_one == pytest.approx(max(since), rel=1e-6)
+        assert of_two == pytest.approx(max(map(min, itertools.pairwise(since))), rel=1e-6)
+    found = [one for one in diagnose(tmp_path / "run.db").findings if one.name == "loss-spikes"]
+    assert [one.step for one in found] == ([120] if length > 1 else [])
 
 
 def test_targets_are_what_they_are_by_definition(tmp_path: Path) -> None:

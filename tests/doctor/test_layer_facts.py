@@ -41,12 +41,14 @@ def test_the_scales_of_a_layer(name: str) -> None:
     torch.manual_seed(0)
     layer, shape = LAYERS[name]
     x = 3 * torch.randn(shape)
-    gain, twins, size = see(layer, x)
+    gain, twins, size, offset = see(layer, x)
     units = 1 if name == "transposed" else 0
     rows = layer.weight.detach().movedim(units, 0).flatten(1)
     assert gain == pytest.approx(rows.norm(dim=1).square().mean().sqrt().item(), rel=1e-5)
     assert size == pytest.approx(x.square().mean().sqrt().item(), rel=1e-5)
     assert twins == 0
+    of_units = [abs(row.mean().item()) / row.square().mean().sqrt().item() for row in rows]
+    assert offset == pytest.approx(sum(of_units) / len(of_units), rel=1e-4)
 
 
 def test_the_gain_is_what_an_uncorrelated_input_is_scaled_by() -> None:

@@ -117,6 +117,12 @@ def one_feature(step: int, x: Tensor) -> Tensor:
     return x * torch.tensor([1.0, 1, 1, 40, 1, 1, 1, 1])
 
 
+def positive(model: nn.Sequential) -> None:
+    """Random numbers between 0 and 1, in the size of the other layers' weights."""
+    with torch.no_grad():
+        model[2].weight.uniform_(0, 0.3)
+
+
 def small_last(model: nn.Sequential) -> nn.Sequential:
     """The last layer is small, so that little comes back at all."""
     with torch.no_grad():
@@ -149,6 +155,12 @@ FAULTS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "one layer large": ("CP606", ("2",), {"change": times(60.0)}),
     "one layer small": ("CP606", ("2",), {"change": times(1 / 60)}),
     "all small": ("CP606", (), {"change": lambda model: layers(4, nn.ReLU, gain=0.04)}),
+    "weights above 0": ("CP606", ("2",), {"change": positive}),
+    "deep, as it is by default": (
+        "CP601",
+        ("0",),
+        {"change": lambda model: layers(16, nn.ReLU, gain=0.58)},
+    ),
     "constant": ("CP607", ("2",), {"change": constant}),
     "deep and plain": ("CP608", (), {"change": lambda model: layers(9, nn.ReLU, gain=1.41)}),
     "norm at the end": ("CP609", (), {"change": normed_scores}),

@@ -88,6 +88,18 @@ def undone(model: nn.Module) -> torch.optim.Optimizer:
     return opt
 
 
+def begins_late(model: nn.Module) -> torch.optim.Optimizer:
+    """A warm-up that is stepped once in five steps."""
+    opt = torch.optim.SGD(model.parameters(), lr=0.0)
+    calls = iter(range(1, 100))
+
+    def after(*_: Any) -> None:
+        opt.param_groups[0]["lr"] = 0.1 * min(1.0, next(calls) // 5 / 2)
+
+    opt.register_step_post_hook(after)
+    return opt
+
+
 def over_too_early(model: nn.Module) -> torch.optim.Optimizer:
     """A schedule that was made for six steps."""
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -137,6 +149,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "evaluation mode of dropout": ("CP208", {"kind": "transformer", "change": lambda m: m.eval()}),
     "undone": ("CP201", {"optimizer": undone}),
     "learning rate 0 from some step on": ("CP207", {"optimizer": over_too_early, "steps": 16}),
+    "learning rate 0 in the first epoch": ("CP207", {"optimizer": begins_late, "steps": 16}),
     "evaluation mode of a part": (
         "CP208",
         {"kind": "transformer", "change": block_evaluated},

@@ -7,6 +7,7 @@ import numpy as np
 from cockpit.doctor.record import Curve, Record
 from cockpit.doctor.rule import NotKnown, Rule, Sign
 from cockpit.doctor.rules.of_course import (
+    aligned,
     at,
     first,
     promised,
@@ -24,6 +25,10 @@ LEAST = WINDOW + 2
 TIMES, RISE = 3.0, 0.3
 """By how much the loss is above that: times, and in units of a blind guess. Healthy trainings have single batches of
 that kind at three times their best rate, and never two in a row."""
+
+TWICE, LEARNED = 1.5, 0.95
+"""The same of the lower one of two steps in a row, whichever they are, in a training that has learned anything: healthy
+ones have up to twice, where that is 0.2 of a blind guess."""
 
 UPHILL = 5.0
 """Slope where an update ended, in units of the loss of a blind guess. At three times the best learning rate it stays
@@ -50,9 +55,26 @@ def check(run: Record) -> Sign | NotKnown | None:
             **_staleness(run, int(loss.steps[place])),
         }
         signs.append(Sign(int(loss.steps[place]), (), evidence, 0.85))
+    signs += _between(run, loss, before)
     if slopes is not None and len(slopes[1].steps):
         signs += _uphill(run, slopes[1], loss, Curve(loss.steps, np.where(good, before, np.inf)))
     return min(signs, key=lambda sign: sign.step) if signs else None
+
+
+def _between(run: Record, loss: Curve, before: np.ndarray) -> list[Sign]:
+    """Look for two steps in a row, between those that are tracked, at which the loss was as high."""
+    two, raw = run.curve("LossPeaks", "two"), run.curve("Loss")
+    if two is None or raw is None:
+        return []
+    steps, (peak, own, relative, usual) = aligned(two, raw, loss, Curve(loss.steps, before))
+    peak = peak * relative / np.where(own != 0, own, np.inf)  # in units of a blind guess
+    up = (usual < LEARNED) & (peak > TWICE * usual) & (peak > usual + RISE)
+    place = first(up & ~rising(run, steps, last=True))
+    if place is None:
+        return []
+    evidence = {"loss of two steps in a row over the one before": float(peak[place] / usual[place])}
+    title = "The loss jumps for some steps"
+    return [Sign(int(steps[place]), (), evidence, 0.85, title)]
 
 
 def _before(loss: Curve) -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 from cockpit.doctor.record import Curve, Record
@@ -44,9 +43,10 @@ def _through_few(run: Record) -> Sign | None:
     place = first((level > NOT_LEARNED) & (loss.steps >= SEEN))
     if place is None:
         return None
-    for (name, own), (_, following) in itertools.pairwise(shapes):
+    for number, (name, own) in enumerate(shapes, 1):
         units, inputs = own[0], math.prod(own[1:])
-        if units <= NARROW and inputs >= OTHERS * units and following[0] > units:
+        wider = any(shape[0] > units for _, shape in shapes[number:])
+        if units <= NARROW and inputs >= OTHERS * units and wider:
             evidence = {"units": units, "loss over that of a blind guess": float(level[place])}
             title = f"All that the model knows of its inputs goes through {units} unit{'s' * (units > 1)}"
             return Sign(

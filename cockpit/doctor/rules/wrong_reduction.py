@@ -12,7 +12,7 @@ LENIENT = 2.0
 """Times what steps that are too small promise at most otherwise: that the loss is divided once too often is known, and
 that they are small is asked in order to leave alone what is divided on purpose."""
 
-PASSES, LEAST = 4.0, 5
+PASSES, LEAST = 4.0, 3
 """Passes for which a loss is divided, and tracked steps that have to show that there is one. Half a loss is meant."""
 
 MANY = 8.0
