@@ -26,9 +26,9 @@ TIMES, RISE = 3.0, 0.3
 """By how much the loss is above that: times, and in units of a blind guess. Healthy trainings have single batches of
 that kind at three times their best rate, and never two in a row."""
 
-TWICE, LEARNED = 1.5, 0.95
+TWICE, HIGHER, LEARNED = 1.5, 0.5, 0.95
 """The same of the lower one of two steps in a row, whichever they are, in a training that has learned anything: healthy
-ones have up to twice, where that is 0.2 of a blind guess."""
+ones have up to twice as much as before, and 0.36 more."""
 
 UPHILL = 5.0
 """Slope where an update ended, in units of the loss of a blind guess. At three times the best learning rate it stays
@@ -68,7 +68,7 @@ def _between(run: Record, loss: Curve, before: np.ndarray) -> list[Sign]:
         return []
     steps, (peak, own, relative, usual) = aligned(two, raw, loss, Curve(loss.steps, before))
     peak = peak * relative / np.where(own != 0, own, np.inf)  # in units of a blind guess
-    up = (usual < LEARNED) & (peak > TWICE * usual) & (peak > usual + RISE)
+    up = (usual < LEARNED) & (peak > TWICE * usual) & (peak > usual + HIGHER)
     place = first(up & ~rising(run, steps, last=True))
     if place is None:
         return []
